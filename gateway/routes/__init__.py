@@ -1,0 +1,1 @@
+"""The routes of the public HTTP face, one file for each noun."""

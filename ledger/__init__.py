@@ -1,0 +1,1 @@
+"""The durable truth: intents, threads, turns, events, and the context of each thread."""

@@ -1,0 +1,27 @@
+"""The settings that more than one role reads; each role's own class extends this one.
+
+Every setting is an environment variable with the prefix INTENTMESH_; docs/SETTINGS.md is generated from here.
+"""
+
+from pathlib import Path
+
+from pydantic import Field, SecretStr
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+
+class MeshSettings(BaseSettings):
+    """Settings shared by the roles."""
+
+    model_config = SettingsConfigDict(env_prefix="INTENTMESH_", extra="ignore", frozen=True)
+
+    data_dir: Path = Field(Path(".intentmesh"), description="Folder of everything that the embedded mesh keeps")
+    redis_url: str | None = Field(
+        None, description="Redis or Valkey, 7.0 or newer; unset: the mesh polls the ledger instead, slower"
+    )
+    redis_prefix: str = Field("intentmesh", min_length=1, max_length=64, description="First part of every key in Redis")
+    mesh_token: SecretStr | None = Field(
+        None, description="Secret that nodes and gateways show to the ledger, and operators to the gateway"
+    )
+    ledger_url: str = Field("http://127.0.0.1:8081", description="Where nodes and gateways reach the ledger")
+    log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
+    log_json: bool = Field(False, description="One JSON object a line instead of text for people")

@@ -1,0 +1,1 @@
+"""The broker: models that a node calls on behalf of its workers."""

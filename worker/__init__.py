@@ -1,0 +1,1 @@
+"""One fresh operating-system process for each intent."""
