@@ -1,0 +1,61 @@
+"""`python -m mesh`: one node. Wiring only.
+
+Must never hold a database URL: a node knows the ledger's address, Redis and the mesh token.
+"""
+
+import asyncio
+import contextlib
+import signal
+import sys
+
+import structlog
+from pydantic import ValidationError
+
+from ledger.client import LedgerClient
+from mesh.backplane.backplane import Backplane
+from mesh.contract.logs import configure_logs
+from mesh.node import Node
+from mesh.settings import NodeSettings
+
+
+async def serve(settings: NodeSettings) -> None:
+    """Run one node until SIGTERM or SIGINT; a second signal ends it at once."""
+    token = settings.mesh_token.get_secret_value() if settings.mesh_token else ""
+    async with contextlib.AsyncExitStack() as stack:
+        ledger = LedgerClient(settings.ledger_url, token)
+        stack.push_async_callback(ledger.close)
+        backplane = await Backplane.connect(settings.redis_url, settings.redis_prefix) if settings.redis_url else None
+        if backplane is not None:
+            stack.push_async_callback(backplane.close)
+        node = Node(settings, ledger=ledger, backplane=backplane)
+        running = asyncio.create_task(node.run())
+        loop = asyncio.get_running_loop()
+
+        def stop() -> None:
+            if node.is_draining:
+                running.cancel()
+            node.drain()
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            loop.add_signal_handler(number, stop)
+        with contextlib.suppress(asyncio.CancelledError):
+            await running
+
+
+def main() -> int:
+    """Read the settings and serve."""
+    try:
+        settings = NodeSettings()
+    except ValidationError as error:
+        for problem in error.errors():
+            name = "INTENTMESH_" + "_".join(str(part) for part in problem["loc"]).upper()
+            sys.stderr.write(f"{name}: {problem['msg']} (see docs/SETTINGS.md)\n")
+        return 2
+    configure_logs(level=settings.log_level, is_json=settings.log_json, role="node")
+    structlog.contextvars.bind_contextvars(node_id=settings.node_id)
+    asyncio.run(serve(settings))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,226 @@
+"""One attempt: a claimed intent, one worker, and the outcome that goes to the ledger.
+
+Must never end without an outcome, and never leave a process of the worker's tree behind.
+"""
+
+import asyncio
+import time
+
+import structlog
+
+from ledger.client import LedgerClient
+from mesh.contract.errors import DETERMINISTIC_CAUSES, Cause, ErrorCode, MeshError
+from mesh.contract.messages import Claim, CommitResult, EventKind, FailAttempt, ThreadUpdate, Usage
+from mesh.event_pump import EventPump
+from mesh.llm.broker import Broker, Meter
+from mesh.llm.provider import ModelError
+from worker import frames as wire
+from worker.capability_folder import CapabilityFolder
+from worker.exit_codes import cause_of_exit
+from worker.spawner import Assignment, SpawnFailed, Worker, Zygote
+
+# A worker that has said its result may tidy up this long before it is killed; the result counts all the same.
+EXIT_GRACE_S = 2.0
+PARTIAL_TEXT_CHARS_MAX = 200_000
+
+log = structlog.get_logger()
+
+Outcome = CommitResult | FailAttempt
+
+
+class _Failed(Exception):
+    """The attempt is over without a result."""
+
+    def __init__(self, cause: Cause, detail: str, *, is_retryable: bool | None = None) -> None:
+        super().__init__(detail)
+        self.cause = cause
+        self.detail = detail
+        self.is_retryable = cause not in DETERMINISTIC_CAUSES if is_retryable is None else is_retryable
+
+
+class Attempt:
+    """Drives one worker. `stop` may be called at any time by the node."""
+
+    def __init__(
+        self, claim: Claim, folder: CapabilityFolder, *, ledger: LedgerClient, broker: Broker, node_id: str
+    ) -> None:
+        self.claim = claim
+        self._folder = folder
+        self._broker = broker
+        self._node_id = node_id
+        self._pump = EventPump(ledger, claim, node_id)
+        self._meter = Meter()
+        self._update = ThreadUpdate()
+        self._result: wire.Result | None = None
+        self._partial: list[str] = []
+        self._partial_chars = 0
+        self._stopped = asyncio.Event()
+        self.stop_cause: Cause | None = None
+        self._started_s = time.monotonic()
+
+    def stop(self, cause: Cause) -> None:
+        """End the attempt; the first cause counts."""
+        if self.stop_cause is None:
+            self.stop_cause = cause
+            self._stopped.set()
+
+    async def run(self, zygote: Zygote) -> Outcome:
+        """Run the worker to its end and return what to tell the ledger."""
+        try:
+            worker = await zygote.take()
+        except SpawnFailed as error:
+            return self._failure(_Failed(Cause.SPAWN_FAILED, str(error)), None, None)
+        failed: _Failed | None = None
+        try:
+            await worker.activate(Assignment.from_claim(self.claim, self._folder))
+            await self._until_done(worker)
+        except _Failed as error:
+            failed = error
+        except SpawnFailed as error:
+            failed = _Failed(Cause.SPAWN_FAILED, str(error))
+        finally:
+            await worker.kill()
+            await self._pump.close()
+        status = await worker.wait()
+        usage = Usage(
+            input_tokens=self._meter.input_tokens,
+            output_tokens=self._meter.output_tokens,
+            model_calls=self._meter.calls,
+            wall_ms=int((time.monotonic() - self._started_s) * 1000),
+            cpu_ms=status.cpu_ms,
+            memory_peak_kb=status.memory_peak_kb,
+        )
+        if failed is not None:
+            return self._failure(failed, usage, worker)
+        assert self._result is not None
+        return CommitResult(
+            node_id=self._node_id,
+            epoch=self.claim.epoch,
+            result=self._result.result,
+            thread_update=self._update,
+            usage=usage,
+            log=worker.log(),
+        )
+
+    def _failure(self, failed: _Failed, usage: Usage | None, worker: Worker | None) -> FailAttempt:
+        message = FailAttempt(
+            node_id=self._node_id,
+            epoch=self.claim.epoch,
+            cause=failed.cause,
+            detail=failed.detail[:2000],
+            is_retryable=failed.is_retryable,
+            partial_text="".join(self._partial),
+        )
+        return message.model_copy(update={"usage": usage or Usage(), "log": worker.log() if worker else message.log})
+
+    async def _until_done(self, worker: Worker) -> None:
+        """Return when the result is there and the process has ended well.
+
+        Raises: _Failed for every other end.
+        """
+        limits = self._folder.template.limits
+        drive = asyncio.create_task(self._drive(worker))
+        stopped = asyncio.create_task(self._stopped.wait())
+        try:
+            await asyncio.wait({drive, stopped}, timeout=limits.timeout_s, return_when=asyncio.FIRST_COMPLETED)
+            if drive.done():
+                drive.result()
+            elif self.stop_cause is not None:
+                raise _Failed(self.stop_cause, f"stopped by the node: {self.stop_cause}")
+            else:
+                raise _Failed(
+                    Cause.TIMED_OUT, f"no result within {limits.timeout_s:g} s (limits.timeout_s in template.yaml)"
+                )
+        finally:
+            for task in (drive, stopped):
+                task.cancel()
+            await asyncio.gather(drive, stopped, return_exceptions=True)
+
+    async def _drive(self, worker: Worker) -> None:
+        try:
+            async for frame in worker.frames():
+                await self._handle(frame, worker)
+                if self._result is not None:
+                    break
+        except wire.FrameTooLarge as error:
+            raise _Failed(Cause.FRAME_TOO_LARGE, str(error)) from error
+        except wire.FrameInvalid as error:
+            raise _Failed(Cause.FRAME_INVALID, str(error)) from error
+        except MeshError as error:
+            if error.code is ErrorCode.STALE_EPOCH:
+                raise _Failed(Cause.LEASE_LOST, error.detail) from error
+            raise _Failed(Cause.WORKER_CRASHED, f"an event was refused: {error.detail}", is_retryable=False) from error
+        try:
+            status = await asyncio.wait_for(worker.wait(), EXIT_GRACE_S if self._result is not None else None)
+        except TimeoutError:
+            log.info("worker_lingers", intent_id=self.claim.intent_id, pid=worker.pid)
+            return
+        cause = cause_of_exit(status)
+        if cause is not None:
+            raise _Failed(cause, f"the worker ended with {status}")
+        if self._result is None:
+            raise _Failed(Cause.NO_RESULT, "the worker ended without a result frame")
+
+    async def _handle(self, frame: wire.Frame, worker: Worker) -> None:
+        match frame:
+            case wire.Delta():
+                self._keep_partial(frame.text)
+                self._pump.put(EventKind.DELTA, {"text": frame.text})
+            case wire.Progress():
+                self._pump.put(EventKind.PROGRESS, frame.model_dump(exclude={"kind"}, exclude_none=True))
+            case wire.Log():
+                log.info("worker_says", intent_id=self.claim.intent_id, level_said=frame.level)
+            case wire.ToolStarted():
+                await self._pump.put_and_wait(EventKind.TOOL_STARTED, frame.model_dump(exclude={"kind"}))
+                await worker.send({"kind": "ack", "ref": frame.call_id})
+            case wire.ToolFinished():
+                await self._pump.put_and_wait(EventKind.TOOL_FINISHED, frame.model_dump(exclude={"kind"}))
+                await worker.send({"kind": "ack", "ref": frame.call_id})
+            case wire.LlmChat():
+                await self._call_model(frame, worker)
+            case wire.ThreadUpdated():
+                changes = frame.model_dump(exclude={"kind"}, exclude_unset=True)
+                self._update = ThreadUpdate.model_validate(self._update.model_dump(exclude_unset=True) | changes)
+            case wire.Result():
+                self._result = frame
+            case wire.Error():
+                detail = f"{frame.detail}\nhint: {frame.hint}" if frame.hint else frame.detail
+                raise _Failed(frame.cause, detail, is_retryable=frame.is_retryable)
+
+    async def _call_model(self, call: wire.LlmChat, worker: Worker) -> None:
+        async def on_delta(text: str) -> None:
+            if call.stream_to_caller:
+                self._keep_partial(text)
+                self._pump.put(EventKind.DELTA, {"text": text})
+            await worker.send({"kind": "llm.delta", "request_id": call.request_id, "text": text})
+
+        try:
+            reply = await self._broker.chat(call, self._folder.template.model, self._meter, on_delta)
+        except ModelError as error:
+            await worker.send(
+                {
+                    "kind": "llm.error",
+                    "request_id": call.request_id,
+                    "cause": error.cause,
+                    "detail": error.detail,
+                    "hint": error.hint,
+                    "is_retryable": error.is_retryable,
+                }
+            )
+            return
+        usage = {"input_tokens": reply.input_tokens, "output_tokens": reply.output_tokens}
+        await worker.send(
+            {
+                "kind": "llm.result",
+                "request_id": call.request_id,
+                "text": reply.text,
+                "usage": usage,
+                "finish_reason": reply.finish_reason,
+            }
+        )
+
+    def _keep_partial(self, text: str) -> None:
+        room = PARTIAL_TEXT_CHARS_MAX - self._partial_chars
+        if room > 0:
+            self._partial.append(text[:room])
+            self._partial_chars += len(text[:room])

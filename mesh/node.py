@@ -1,0 +1,388 @@
+"""A node: bids for intents, claims what it is awarded, runs each in a worker, reports the outcome.
+
+A loop reconciles wanted with actual; notices only wake it. The ledger is the truth: an award is a hint, the
+claim is the fence. Must never touch the database, and never trust a lease that it could not renew.
+"""
+
+import asyncio
+import contextlib
+import socket
+import time
+from collections.abc import Coroutine
+from typing import Any
+
+import structlog
+
+from ledger.client import LedgerClient
+from mesh.attempt import Attempt, Outcome
+from mesh.backplane.backplane import Backplane
+from mesh.bidding import price
+from mesh.contract.errors import Cause, ErrorCode, MeshError
+from mesh.contract.messages import (
+    Announcement,
+    Award,
+    Bid,
+    Claim,
+    ClaimRequest,
+    CommitResult,
+    FailAttempt,
+    Heartbeat,
+    LeaseRef,
+    RegisterNode,
+)
+from mesh.event_pump import until_accepted
+from mesh.lease import Lease, renew_interval_s
+from mesh.llm.broker import Broker
+from mesh.load import LoadMeter
+from mesh.settings import NodeSettings
+from mesh.shelf import Shelf, Slot
+
+# An intent that this node declined is offered to others for so long before it is offered here again.
+DECLINE_EXCLUDES_S = 5.0
+WAKE_BLOCK_S = 1.0
+# A standing bid outlives two missed renewals, so that a dead node is out of the book soon.
+BID_TTL_IN_INTERVALS = 3
+
+log = structlog.get_logger()
+
+
+class _Running:
+    """A claimed intent on this node."""
+
+    def __init__(self, attempt: Attempt, lease: Lease) -> None:
+        self.attempt = attempt
+        self.lease = lease
+
+
+class Node:
+    """One node. `run` returns when `drain` was asked for and done."""
+
+    def __init__(self, settings: NodeSettings, *, ledger: LedgerClient, backplane: Backplane | None) -> None:
+        self.settings = settings
+        self.node_id = settings.node_id
+        self._ledger = ledger
+        self._backplane = backplane
+        self._broker = Broker(settings)
+        self._shelf = Shelf(
+            settings.capability_roots(), standby=settings.node_standby, scratch_dir=settings.data_dir / "scratch"
+        )
+        self._load = LoadMeter()
+        self._running: dict[str, _Running] = {}
+        self._claiming: set[str] = set()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._bid_wanted = asyncio.Event()
+        self._heartbeat_wanted = asyncio.Event()
+        self._drain_wanted = asyncio.Event()
+        self._idle = asyncio.Event()
+        self._idle.set()
+        self._lease_ttl_s = 15.0
+
+    @property
+    def free_slots(self) -> int:
+        """Slots that hold neither a running nor a claiming intent; none while draining."""
+        if self._drain_wanted.is_set():
+            return 0
+        return max(0, self.settings.node_slots - len(self._running) - len(self._claiming))
+
+    @property
+    def is_draining(self) -> bool:
+        """Whether the node finishes and takes no more."""
+        return self._drain_wanted.is_set()
+
+    def drain(self) -> None:
+        """Ask the node to finish what runs and to stop."""
+        self._drain_wanted.set()
+        self._bid_wanted.set()
+        self._heartbeat_wanted.set()
+
+    async def run(self) -> None:
+        """Serve until drained. Raises whatever a loop could not handle: a bug, so the process should end."""
+        await self._shelf.refresh()
+        await self._register()
+        loops = [
+            asyncio.create_task(loop, name=name)
+            for name, loop in (
+                ("heartbeat", self._heartbeat_loop()),
+                ("lease_guard", self._lease_guard_loop()),
+                ("bid", self._bid_loop()),
+                ("wake", self._wake_loop()),
+                ("poll", self._poll_loop()),
+                ("reload", self._reload_loop()),
+            )
+        ]
+        draining = asyncio.create_task(self._drain_wanted.wait(), name="drain")
+        try:
+            done, _ = await asyncio.wait({draining, *loops}, return_when=asyncio.FIRST_COMPLETED)
+            for task in done - {draining}:
+                task.result()
+            await self._finish()
+        finally:
+            for task in (draining, *loops, *self._tasks):
+                task.cancel()
+            await asyncio.gather(draining, *loops, *self._tasks, return_exceptions=True)
+            await self._shelf.close()
+            await self._broker.close()
+
+    async def _finish(self) -> None:
+        """Let what runs end; stop what does not, so that another node may take it up."""
+        log.info("node_draining", running=len(self._running))
+        if self._backplane is not None:
+            with contextlib.suppress(MeshError):
+                await self._backplane.withdraw(self.node_id)
+        try:
+            await asyncio.wait_for(self._idle.wait(), self.settings.drain_timeout_s)
+        except TimeoutError:
+            for running in self._running.values():
+                running.attempt.stop(Cause.NODE_DRAINED)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._idle.wait(), self._lease_ttl_s)
+        with contextlib.suppress(MeshError):
+            await self._ledger.heartbeat(Heartbeat(node_id=self.node_id, is_draining=True))
+        log.info("node_stopped")
+
+    async def _register(self) -> None:
+        message = RegisterNode(
+            node_id=self.node_id,
+            host=socket.gethostname(),
+            slots=self.settings.node_slots,
+            capabilities=self._shelf.templates(),
+        )
+        async for attempt in until_accepted():
+            with attempt:
+                welcome = await self._ledger.register(message)
+        self._lease_ttl_s = welcome.lease_ttl_s
+        if welcome.is_draining:
+            self.drain()
+        log.info("node_registered", node_id=self.node_id, capabilities=sorted(t.name for t in message.capabilities))
+
+    # ---- leases
+
+    async def _heartbeat_loop(self) -> None:
+        while True:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._heartbeat_wanted.wait(), renew_interval_s(self._lease_ttl_s))
+            self._heartbeat_wanted.clear()
+            try:
+                await self._renew()
+            except MeshError as error:
+                log.warning("heartbeat_failed", code=error.code, detail=error.detail)
+
+    async def _renew(self) -> None:
+        """Renew every lease in one call and obey what the ledger says.
+
+        Raises: MeshError when the ledger did not answer.
+        """
+        held = dict(self._running)
+        sent_at_s = time.monotonic()
+        reply = await self._ledger.heartbeat(
+            Heartbeat(
+                node_id=self.node_id,
+                leases=[LeaseRef(intent_id=key, epoch=value.attempt.claim.epoch) for key, value in held.items()],
+                free_slots=self.free_slots,
+                is_draining=self._drain_wanted.is_set(),
+            )
+        )
+        renewed = set(reply.renewed)
+        for intent_id, running in held.items():
+            if intent_id in renewed:
+                running.lease.renew(sent_at_s)
+            elif self._running.get(intent_id) is running:
+                log.warning("stale_lease", intent_id=intent_id, epoch=running.attempt.claim.epoch)
+                running.attempt.stop(Cause.LEASE_LOST)
+        for order in reply.cancel:
+            if order.intent_id in self._running:
+                self._running[order.intent_id].attempt.stop(order.cause)
+        if reply.drain and not self._drain_wanted.is_set():
+            log.info("drain_requested_by_operator")
+            self.drain()
+        if not reply.is_known:
+            await self._register()
+
+    async def _lease_guard_loop(self) -> None:
+        """Kill the worker of every lease that could not be renewed in time, whatever the network does."""
+        while True:
+            await asyncio.sleep(min(0.5, self._lease_ttl_s / 20))
+            now_s = time.monotonic()
+            for intent_id, running in self._running.items():
+                if running.lease.is_over(now_s) and running.attempt.stop_cause is None:
+                    log.warning("lease_not_renewed", intent_id=intent_id)
+                    running.attempt.stop(Cause.LEASE_LOST)
+
+    # ---- finding work
+
+    async def _bid_loop(self) -> None:
+        """Keep standing bids in the book; every freed slot bids at once and may be handed pending intents."""
+        if self._backplane is None:
+            return await asyncio.Event().wait()  # type: ignore[return-value]
+        interval_s = renew_interval_s(self._lease_ttl_s)
+        while True:
+            self._bid_wanted.clear()
+            if not self._drain_wanted.is_set():
+                try:
+                    awards = await self._backplane.place_bids(
+                        self.node_id, self.free_slots, self._bids(), ttl_s=interval_s * BID_TTL_IN_INTERVALS
+                    )
+                except MeshError as error:
+                    log.debug("bid_failed", detail=error.detail)
+                else:
+                    for award in awards:
+                        await self._take(award)
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._bid_wanted.wait(), interval_s)
+
+    def _bids(self) -> list[Bid]:
+        return [
+            Bid(
+                node_id=self.node_id,
+                capability=template.name,
+                parts=price(self._snapshot(template.name), template, base=self.settings.price_base),
+                affinity_discount=self.settings.affinity_discount,
+            )
+            for template in self._shelf.templates()
+        ]
+
+    def _snapshot(self, capability: str) -> Any:
+        return self._load.snapshot(
+            capability,
+            slots=self.settings.node_slots,
+            free_slots=self.free_slots,
+            is_warm=self._shelf.is_warm(capability),
+        )
+
+    async def _wake_loop(self) -> None:
+        """Receive awards, and wakes that mean: ask the ledger now."""
+        if self._backplane is None:
+            return await asyncio.Event().wait()  # type: ignore[return-value]
+        while True:
+            try:
+                wakes = await self._backplane.next_wakes(self.node_id, timeout_s=WAKE_BLOCK_S)
+            except MeshError:
+                await asyncio.sleep(self.settings.poll_interval_s)
+                continue
+            for wake in wakes:
+                if isinstance(wake, Award):
+                    await self._take(wake)
+                else:
+                    self._heartbeat_wanted.set()
+
+    async def _poll_loop(self) -> None:
+        """Ask the ledger for work: often while Redis is away, rarely while it is there."""
+        while True:
+            is_up = self._backplane is not None and self._backplane.is_up
+            await asyncio.sleep(self.settings.poll_idle_interval_s if is_up else self.settings.poll_interval_s)
+            if self.free_slots == 0:
+                continue
+            names = [template.name for template in self._shelf.templates()]
+            try:
+                found = await self._ledger.claimable(self.node_id, names, self.free_slots)
+            except MeshError as error:
+                log.debug("poll_failed", code=error.code)
+                continue
+            for announcement in found.intents:
+                if self._can_afford(announcement):
+                    self._begin(announcement.intent_id, announcement.capability, None)
+
+    def _can_afford(self, announcement: Announcement) -> bool:
+        slot = self._shelf.get(announcement.capability)
+        if slot is None or self.free_slots == 0:
+            return False
+        parts = price(self._snapshot(announcement.capability), slot.folder.template, base=self.settings.price_base)
+        return announcement.budget is None or parts.total <= announcement.budget
+
+    async def _take(self, award: Award) -> None:
+        if self.free_slots > 0 and self._shelf.get(award.capability) is not None:
+            self._begin(award.intent_id, award.capability, award)
+            return
+        log.info("award_declined", intent_id=award.intent_id, capability=award.capability)
+        assert self._backplane is not None
+        with contextlib.suppress(MeshError):
+            await self._backplane.decline(award, exclude_s=DECLINE_EXCLUDES_S)
+
+    def _begin(self, intent_id: str, capability: str, award: Award | None) -> None:
+        slot = self._shelf.get(capability)
+        if intent_id in self._running or intent_id in self._claiming or slot is None:
+            return
+        self._claiming.add(intent_id)
+        self._idle.clear()
+        self._spawn(self._serve(intent_id, slot, award))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    # ---- one intent
+
+    async def _serve(self, intent_id: str, slot: Slot, award: Award | None) -> None:
+        try:
+            claim, lease = await self._claim(intent_id, award)
+        except MeshError as error:
+            if error.code is not ErrorCode.NOT_CLAIMABLE:
+                log.warning("claim_failed", intent_id=intent_id, code=error.code, detail=error.detail)
+            self._claiming.discard(intent_id)
+            self._freed()
+            return
+        attempt = Attempt(claim, slot.folder, ledger=self._ledger, broker=self._broker, node_id=self.node_id)
+        self._running[intent_id] = _Running(attempt, lease)
+        self._claiming.discard(intent_id)
+        try:
+            with self._load.running(claim.capability) as run:
+                outcome = await attempt.run(slot.zygote)
+                run.has_failed = not isinstance(outcome, CommitResult) and attempt.stop_cause is None
+            await self._settle(attempt, outcome)
+        finally:
+            self._running.pop(intent_id, None)
+            self._freed()
+
+    async def _claim(self, intent_id: str, award: Award | None) -> tuple[Claim, Lease]:
+        sent_at_s = time.monotonic()
+        claim = await self._ledger.claim(intent_id, ClaimRequest(node_id=self.node_id, award=award))
+        return claim, Lease(claim.lease_ttl_s, self.settings.lease_margin_s, sent_at_s)
+
+    async def _settle(self, attempt: Attempt, outcome: Outcome) -> None:
+        """Tell the ledger. Safe to repeat: the epoch fences, and the same commit twice is one commit."""
+        intent_id = attempt.claim.intent_id
+        if attempt.stop_cause is Cause.LEASE_LOST:
+            return
+        try:
+            async for retry in until_accepted():
+                with retry:
+                    if isinstance(outcome, CommitResult):
+                        await self._ledger.commit(intent_id, outcome)
+                    else:
+                        await self._ledger.fail(intent_id, outcome)
+        except MeshError as error:
+            if error.code is ErrorCode.STALE_EPOCH:
+                log.warning("stale_lease", intent_id=intent_id, epoch=attempt.claim.epoch)
+            elif isinstance(outcome, CommitResult):
+                await self._settle(attempt, _refused(outcome, error))
+            else:
+                log.error("outcome_refused", intent_id=intent_id, code=error.code, detail=error.detail)
+
+    def _freed(self) -> None:
+        self._bid_wanted.set()
+        if not self._running and not self._claiming:
+            self._idle.set()
+
+    async def _reload_loop(self) -> None:
+        while True:
+            await asyncio.sleep(self.settings.capabilities_reload_s)
+            try:
+                if await self._shelf.refresh():
+                    await self._register()
+                    self._bid_wanted.set()
+            except OSError as error:
+                log.warning("capabilities_unreadable", detail=str(error))
+
+
+def _refused(outcome: CommitResult, error: MeshError) -> Outcome:
+    """What the ledger can never commit will not get better by trying again."""
+    return FailAttempt(
+        node_id=outcome.node_id,
+        epoch=outcome.epoch,
+        cause=Cause.RESULT_INVALID,
+        detail=f"the ledger refused the result: {error.detail}",
+        is_retryable=False,
+        usage=outcome.usage,
+        log=outcome.log,
+    )
