@@ -24,7 +24,9 @@ async def serve(settings: NodeSettings) -> None:
     async with contextlib.AsyncExitStack() as stack:
         ledger = LedgerClient(settings.ledger_url, token)
         stack.push_async_callback(ledger.close)
-        backplane = await Backplane.connect(settings.redis_url, settings.redis_prefix) if settings.redis_url else None
+        backplane = (
+            await Backplane.open(settings.redis_url, prefix=settings.redis_prefix) if settings.redis_url else None
+        )
         if backplane is not None:
             stack.push_async_callback(backplane.close)
         node = Node(settings, ledger=ledger, backplane=backplane)

@@ -10,18 +10,19 @@ import structlog
 
 from ledger.client import LedgerClient
 from mesh.contract.errors import DETERMINISTIC_CAUSES, Cause, ErrorCode, MeshError
-from mesh.contract.messages import Claim, CommitResult, EventKind, FailAttempt, ThreadUpdate, Usage
+from mesh.contract.messages import AttemptLog, Claim, CommitResult, EventKind, FailAttempt, ThreadUpdate, Usage
 from mesh.event_pump import EventPump
 from mesh.llm.broker import Broker, Meter
 from mesh.llm.provider import ModelError
 from worker import frames as wire
 from worker.capability_folder import CapabilityFolder
-from worker.exit_codes import cause_of_exit
+from worker.exit_codes import EXIT_OK, cause_of_exit
 from worker.spawner import Assignment, SpawnFailed, Worker, Zygote
 
 # A worker that has said its result may tidy up this long before it is killed; the result counts all the same.
 EXIT_GRACE_S = 2.0
 PARTIAL_TEXT_CHARS_MAX = 200_000
+DETAIL_CHARS_MAX = 2000
 
 log = structlog.get_logger()
 
@@ -69,19 +70,17 @@ class Attempt:
         try:
             worker = await zygote.take()
         except SpawnFailed as error:
-            return self._failure(_Failed(Cause.SPAWN_FAILED, str(error)), None, None)
-        failed: _Failed | None = None
+            failed = _Failed(Cause.SPAWN_FAILED, error.detail, is_retryable=error.is_retryable)
+            return self._failure(failed, Usage(), AttemptLog())
+        failure: _Failed | None = None
         try:
             await worker.activate(Assignment.from_claim(self.claim, self._folder))
             await self._until_done(worker)
         except _Failed as error:
-            failed = error
-        except SpawnFailed as error:
-            failed = _Failed(Cause.SPAWN_FAILED, str(error))
+            failure = error
         finally:
-            await worker.kill()
+            status = await worker.kill()
             await self._pump.close()
-        status = await worker.wait()
         usage = Usage(
             input_tokens=self._meter.input_tokens,
             output_tokens=self._meter.output_tokens,
@@ -90,8 +89,8 @@ class Attempt:
             cpu_ms=status.cpu_ms,
             memory_peak_kb=status.memory_peak_kb,
         )
-        if failed is not None:
-            return self._failure(failed, usage, worker)
+        if failure is not None:
+            return self._failure(failure, usage, worker.log())
         assert self._result is not None
         return CommitResult(
             node_id=self._node_id,
@@ -102,16 +101,17 @@ class Attempt:
             log=worker.log(),
         )
 
-    def _failure(self, failed: _Failed, usage: Usage | None, worker: Worker | None) -> FailAttempt:
-        message = FailAttempt(
+    def _failure(self, failed: _Failed, usage: Usage, attempt_log: AttemptLog) -> FailAttempt:
+        return FailAttempt(
             node_id=self._node_id,
             epoch=self.claim.epoch,
             cause=failed.cause,
-            detail=failed.detail[:2000],
+            detail=failed.detail[:DETAIL_CHARS_MAX],
             is_retryable=failed.is_retryable,
             partial_text="".join(self._partial),
+            usage=usage,
+            log=attempt_log,
         )
-        return message.model_copy(update={"usage": usage or Usage(), "log": worker.log() if worker else message.log})
 
     async def _until_done(self, worker: Worker) -> None:
         """Return when the result is there and the process has ended well.
@@ -142,10 +142,8 @@ class Attempt:
                 await self._handle(frame, worker)
                 if self._result is not None:
                     break
-        except wire.FrameTooLarge as error:
-            raise _Failed(Cause.FRAME_TOO_LARGE, str(error)) from error
-        except wire.FrameInvalid as error:
-            raise _Failed(Cause.FRAME_INVALID, str(error)) from error
+        except wire.FrameError as error:
+            raise _Failed(error.cause, error.detail) from error
         except MeshError as error:
             if error.code is ErrorCode.STALE_EPOCH:
                 raise _Failed(Cause.LEASE_LOST, error.detail) from error
@@ -155,11 +153,15 @@ class Attempt:
         except TimeoutError:
             log.info("worker_lingers", intent_id=self.claim.intent_id, pid=worker.pid)
             return
-        cause = cause_of_exit(status)
-        if cause is not None:
-            raise _Failed(cause, f"the worker ended with {status}")
-        if self._result is None:
-            raise _Failed(Cause.NO_RESULT, "the worker ended without a result frame")
+        if self._result is None or status.exit_code != EXIT_OK:
+            cause, detail = cause_of_exit(
+                exit_code=status.exit_code,
+                signal_number=status.signal,
+                reason=status.reason,
+                cpu_ms=status.cpu_ms,
+                cpu_limit_s=self._folder.template.limits.cpu_s,
+            )
+            raise _Failed(cause, detail)
 
     async def _handle(self, frame: wire.Frame, worker: Worker) -> None:
         match frame:
@@ -172,15 +174,14 @@ class Attempt:
                 log.info("worker_says", intent_id=self.claim.intent_id, level_said=frame.level)
             case wire.ToolStarted():
                 await self._pump.put_and_wait(EventKind.TOOL_STARTED, frame.model_dump(exclude={"kind"}))
-                await worker.send({"kind": "ack", "ref": frame.call_id})
+                await worker.send(wire.ack(frame.call_id))
             case wire.ToolFinished():
                 await self._pump.put_and_wait(EventKind.TOOL_FINISHED, frame.model_dump(exclude={"kind"}))
-                await worker.send({"kind": "ack", "ref": frame.call_id})
+                await worker.send(wire.ack(frame.call_id))
             case wire.LlmChat():
                 await self._call_model(frame, worker)
             case wire.ThreadUpdated():
-                changes = frame.model_dump(exclude={"kind"}, exclude_unset=True)
-                self._update = ThreadUpdate.model_validate(self._update.model_dump(exclude_unset=True) | changes)
+                self._update = wire.merge_updates(self._update, frame.update())
             case wire.Result():
                 self._result = frame
             case wire.Error():
@@ -192,32 +193,16 @@ class Attempt:
             if call.stream_to_caller:
                 self._keep_partial(text)
                 self._pump.put(EventKind.DELTA, {"text": text})
-            await worker.send({"kind": "llm.delta", "request_id": call.request_id, "text": text})
+            await worker.send(wire.llm_delta(call.request_id, text))
 
         try:
             reply = await self._broker.chat(call, self._folder.template.model, self._meter, on_delta)
         except ModelError as error:
-            await worker.send(
-                {
-                    "kind": "llm.error",
-                    "request_id": call.request_id,
-                    "cause": error.cause,
-                    "detail": error.detail,
-                    "hint": error.hint,
-                    "is_retryable": error.is_retryable,
-                }
-            )
-            return
-        usage = {"input_tokens": reply.input_tokens, "output_tokens": reply.output_tokens}
-        await worker.send(
-            {
-                "kind": "llm.result",
-                "request_id": call.request_id,
-                "text": reply.text,
-                "usage": usage,
-                "finish_reason": reply.finish_reason,
-            }
-        )
+            answer = wire.llm_error(call.request_id, cause=error.cause, detail=error.detail, hint=error.hint)
+        else:
+            usage = Usage(input_tokens=reply.input_tokens, output_tokens=reply.output_tokens)
+            answer = wire.llm_result(call.request_id, reply.text, usage=usage, finish_reason=reply.finish_reason)
+        await worker.send(answer)
 
     def _keep_partial(self, text: str) -> None:
         room = PARTIAL_TEXT_CHARS_MAX - self._partial_chars

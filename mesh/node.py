@@ -326,8 +326,8 @@ class Node:
         self._running[intent_id] = _Running(attempt, lease)
         self._claiming.discard(intent_id)
         try:
-            with self._load.running(claim.capability) as run:
-                outcome = await attempt.run(slot.zygote)
+            with self._load.running(claim.capability) as run, slot.in_use() as zygote:
+                outcome = await attempt.run(zygote)
                 run.has_failed = not isinstance(outcome, CommitResult) and attempt.stop_cause is None
             await self._settle(attempt, outcome)
         finally:

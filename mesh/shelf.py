@@ -4,6 +4,8 @@ Must never let one broken folder take another capability down: the last good one
 """
 
 import asyncio
+import contextlib
+from collections.abc import Iterator
 from pathlib import Path
 
 import structlog
@@ -21,6 +23,26 @@ class Slot:
     def __init__(self, folder: CapabilityFolder, zygote: Zygote) -> None:
         self.folder = folder
         self.zygote = zygote
+        self._users = 0
+        self._idle = asyncio.Event()
+        self._idle.set()
+
+    @contextlib.contextmanager
+    def in_use(self) -> Iterator[Zygote]:
+        """Hold the zygote: a newer version of the folder does not end it before the last user is done."""
+        self._users += 1
+        self._idle.clear()
+        try:
+            yield self.zygote
+        finally:
+            self._users -= 1
+            if self._users == 0:
+                self._idle.set()
+
+    async def close_when_idle(self) -> None:
+        """Close the zygote after its last user."""
+        await self._idle.wait()
+        await self.zygote.close()
 
     def __repr__(self) -> str:
         return f"Slot({self.folder.template.name} {self.folder.digest[:8]})"
@@ -36,6 +58,7 @@ class Shelf:
         self._slots: dict[str, Slot] = {}
         self._stamp: tuple[tuple[str, int, int], ...] | None = None
         self._retiring: set[asyncio.Task[None]] = set()
+        self._retired: set[Slot] = set()
 
     def get(self, name: str) -> Slot | None:
         """Return the capability of that name."""
@@ -95,13 +118,16 @@ class Shelf:
 
     def _retire(self, slot: Slot) -> None:
         """Let the old zygote's workers finish, then close it."""
-
-        async def close_when_idle() -> None:
-            await slot.zygote.close_when_idle()
-
-        task = asyncio.create_task(close_when_idle())
+        self._retired.add(slot)
+        task = asyncio.create_task(slot.close_when_idle())
         self._retiring.add(task)
-        task.add_done_callback(self._retiring.discard)
+
+        def forget(done: asyncio.Task[None]) -> None:
+            self._retiring.discard(done)
+            if not done.cancelled() and done.exception() is None:
+                self._retired.discard(slot)
+
+        task.add_done_callback(forget)
 
     @staticmethod
     def _report(path: Path, error: TemplateError) -> None:
@@ -123,5 +149,7 @@ class Shelf:
         for task in self._retiring:
             task.cancel()
         await asyncio.gather(*self._retiring, return_exceptions=True)
-        await asyncio.gather(*(slot.zygote.close() for slot in self._slots.values()))
+        everything = [slot.zygote.close() for slot in (*self._slots.values(), *self._retired)]
         self._slots.clear()
+        self._retired.clear()
+        await asyncio.gather(*everything)

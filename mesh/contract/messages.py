@@ -61,9 +61,18 @@ class Bid(Message):
     parts: PriceParts
     affinity_discount: float = Field(0.0, ge=0)
 
+    @property
+    def parts_with_affinity(self) -> PriceParts:
+        """The price for a thread whose last turn this node ran."""
+        return self.parts.model_copy(update={"affinity": self.parts.affinity - self.affinity_discount})
+
 
 class Announcement(Message):
-    """A ready intent, as far as matching needs to know it. `budget` is the highest price that it pays."""
+    """A ready intent, as far as matching needs to know it. `budget` is the highest price that it pays.
+
+    `attempt` counts the attempts made so far: a retry is announced with a higher one, so that it is not taken for
+    a repetition of the announcement that was awarded a moment ago.
+    """
 
     kind: Literal["announcement"] = "announcement"
     tenant_id: str
@@ -74,6 +83,7 @@ class Announcement(Message):
     priority: int = 0
     accepted_at_ms: int
     budget: float | None = None
+    attempt: int = 0
 
 
 class Loser(Part):

@@ -18,6 +18,11 @@ class MeshSettings(BaseSettings):
     redis_url: str | None = Field(
         None, description="Redis or Valkey, 7.0 or newer; unset: the mesh polls the ledger instead, slower"
     )
+    redis_server: Path | None = Field(
+        None,
+        description="Server program that the embedded mesh runs; unset: valkey-server or redis-server "
+        "(7.0 or newer) on PATH, else the one that is installed along",
+    )
     redis_prefix: str = Field("intentmesh", min_length=1, max_length=64, description="First part of every key in Redis")
     mesh_token: SecretStr | None = Field(
         None, description="Secret that nodes and gateways show to the ledger, and operators to the gateway"

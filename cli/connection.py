@@ -1,0 +1,33 @@
+"""One place where a command gets its client.
+
+Must never keep a client beyond a command.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from cli.client import MeshClient
+from cli.settings import CliSettings
+
+
+@contextmanager
+def connect() -> Iterator[MeshClient]:
+    """Open a client to the gateway that the environment names."""
+    settings = CliSettings()
+    client = MeshClient(settings.url, settings.api_key.get_secret_value() if settings.api_key else None)
+    try:
+        yield client
+    finally:
+        client.close()
+
+
+def operator_connect() -> MeshClient:
+    """Open a client that shows the mesh token, as `keys` needs it.
+
+    The token is the one set, else the one that `up` made in the data folder.
+    """
+    settings = CliSettings()
+    token = settings.mesh_token.get_secret_value() if settings.mesh_token else None
+    if token is None and (path := settings.data_dir / "mesh_token").is_file():
+        token = path.read_text(encoding="utf-8").strip()
+    return MeshClient(settings.url, token)
