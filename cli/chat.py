@@ -8,19 +8,21 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from cli.client import CallFailed, MeshClient
 from cli.connection import connect
 from cli.context import print_context
+from cli.failures import CallFailed
 from cli.output import answer_text, err, note, out
 from cli.threads import print_turns
 from mesh.contract.errors import Cause
-from mesh.contract.messages import EventKind
 from mesh.contract.states import State
+
+if TYPE_CHECKING:
+    from cli.client import MeshClient
 
 HISTORY_SHOWN_TURNS = 10
 LINES_KEPT = 1000
@@ -114,7 +116,7 @@ def _complain(detail: str, hint: str | None = None) -> None:
 class Conversation:
     """One thread as the person at the keyboard sees it."""
 
-    def __init__(self, client: MeshClient, capability: str, thread_id: str | None) -> None:
+    def __init__(self, client: "MeshClient", capability: str, thread_id: str | None) -> None:
         self.thread_id = thread_id
         self.failed_count = 0
         self._client = client
@@ -213,13 +215,7 @@ class Conversation:
             try:
                 for event in self._client.events(f"/intents/{intent_id}/events", after=number):
                     number = event.number
-                    if event.kind == EventKind.DELTA:
-                        has_streamed = True
-                        _write(event.data.get("text", ""))
-                    elif event.kind == EventKind.INTENT_RETRYING:
-                        _write("\n" if has_streamed else "")
-                        note(f"(trying again: {event.data.get('detail') or event.data.get('cause', 'it failed')})")
-                        has_streamed = False
+                    has_streamed = _show_event(event.kind, event.data, has_streamed=has_streamed)
                 break
             except KeyboardInterrupt:
                 if is_cancelling:
@@ -253,6 +249,20 @@ class Conversation:
                     _complain(f"{intent['status']}: {error['detail']}", error.get("hint"))
             case _:
                 note(f"(still {intent['status']}: intentmesh intents show {intent['intent_id']})")
+
+
+def _show_event(kind: str, data: dict[str, Any], *, has_streamed: bool) -> bool:
+    """Print what an event of a running turn says; returns whether a part of the answer now stands on the line."""
+    match kind:
+        case "delta":
+            _write(data.get("text", ""))
+            return True
+        case "intent.retrying":
+            _write("\n" if has_streamed else "")
+            note(f"(trying again: {data.get('detail') or data.get('cause', 'it failed')})")
+            return False
+        case _:
+            return has_streamed
 
 
 def _write(text: str) -> None:

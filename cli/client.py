@@ -12,6 +12,7 @@ from typing import Any
 
 import httpx
 
+from cli.failures import CallFailed
 from mesh.contract.ids import new_id
 from mesh.contract.messages import EventKind
 
@@ -28,17 +29,6 @@ TERMINAL_EVENTS = frozenset(
         EventKind.INTENT_DEAD,
     }
 )
-
-
-class CallFailed(Exception):
-    """The gateway refused, or did not answer. `status` is None when there was no answer."""
-
-    def __init__(self, code: str, detail: str, *, hint: str | None = None, status: int | None = None) -> None:
-        super().__init__(detail)
-        self.code = code
-        self.detail = detail
-        self.hint = hint
-        self.status = status
 
 
 @dataclass(frozen=True)
@@ -59,13 +49,23 @@ class StreamEvent:
 class MeshClient:
     """Calls to one gateway. Every failure is a `CallFailed` that says what to do next."""
 
-    def __init__(self, url: str, api_key: str | None, *, transport: httpx.BaseTransport | None = None) -> None:
+    def __init__(
+        self,
+        url: str,
+        api_key: str | None,
+        *,
+        tries: int = TRIES,
+        timeout_s: float = 30.0,
+        transport: httpx.BaseTransport | None = None,
+    ) -> None:
         self.url = url.rstrip("/")
+        self._tries = tries
+        self._timeout_s = timeout_s
         headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._http = httpx.Client(
             base_url=self.url,
             headers=headers,
-            timeout=httpx.Timeout(30.0, connect=CONNECT_TIMEOUT_S),
+            timeout=httpx.Timeout(timeout_s, connect=min(timeout_s, CONNECT_TIMEOUT_S)),
             transport=transport,
         )
 
@@ -97,7 +97,7 @@ class MeshClient:
             body=body,
             parameters={"wait": wait_s or None},
             headers={"Idempotency-Key": key or new_id()},
-            timeout_s=30.0 + wait_s,
+            wait_s=wait_s,
         )
         return answer
 
@@ -159,9 +159,10 @@ class MeshClient:
         body: Any = None,
         parameters: dict[str, Any] | None = None,
         headers: dict[str, str] | None = None,
-        timeout_s: float = 30.0,
-        tries: int = TRIES,
+        wait_s: float = 0.0,
+        tries: int | None = None,
     ) -> Any:
+        tries = tries or self._tries
         kept = {name: value for name, value in (parameters or {}).items() if value is not None}
         for attempt in range(1, tries + 1):
             is_last = attempt == tries
@@ -172,7 +173,7 @@ class MeshClient:
                     json=body,
                     params=kept,
                     headers=headers,
-                    timeout=httpx.Timeout(timeout_s, connect=CONNECT_TIMEOUT_S),
+                    timeout=httpx.Timeout(self._timeout_s + wait_s, connect=min(self._timeout_s, CONNECT_TIMEOUT_S)),
                 )
             except httpx.ConnectError as error:  # nobody listens: waiting would only hide it
                 raise self._no_answer(error) from error

@@ -1,27 +1,38 @@
 """One place where a command gets its client.
 
+The client, and with it httpx and the contract's messages, is loaded only here: `--help` needs neither.
 Must never keep a client beyond a command.
 """
 
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
-from cli.client import MeshClient
 from cli.settings import CliSettings
+
+if TYPE_CHECKING:
+    from cli.client import MeshClient
+
+
+def open_client(url: str, key: str | None, *, tries: int | None = None, timeout_s: float = 30.0) -> "MeshClient":
+    """Return a client; the caller closes it."""
+    from cli.client import TRIES, MeshClient
+
+    return MeshClient(url, key, tries=tries or TRIES, timeout_s=timeout_s)
 
 
 @contextmanager
-def connect() -> Iterator[MeshClient]:
+def connect() -> Iterator["MeshClient"]:
     """Open a client to the gateway that the environment names."""
     settings = CliSettings()
-    client = MeshClient(settings.url, settings.api_key.get_secret_value() if settings.api_key else None)
+    client = open_client(settings.url, settings.api_key.get_secret_value() if settings.api_key else None)
     try:
         yield client
     finally:
         client.close()
 
 
-def operator_connect() -> MeshClient:
+def operator_connect() -> "MeshClient":
     """Open a client that shows the mesh token, as `keys` needs it.
 
     The token is the one set, else the one that `up` made in the data folder.
@@ -30,4 +41,4 @@ def operator_connect() -> MeshClient:
     token = settings.mesh_token.get_secret_value() if settings.mesh_token else None
     if token is None and (path := settings.data_dir / "mesh_token").is_file():
         token = path.read_text(encoding="utf-8").strip()
-    return MeshClient(settings.url, token)
+    return open_client(settings.url, token)

@@ -77,9 +77,7 @@ def _row(message: dict[str, Any], place: dict[str, Any] | None, candidates: list
     )
 
 
-def _candidate_of(
-    message: dict[str, Any], place: dict[str, Any], candidates: list[dict[str, Any]]
-) -> dict[str, Any]:
+def _candidate_of(message: dict[str, Any], place: dict[str, Any], candidates: list[dict[str, Any]]) -> dict[str, Any]:
     """Find the candidate that a message was: by its id when the receipt gives one, else by turn and role."""
     for candidate in candidates:
         if place.get("message_id"):

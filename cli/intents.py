@@ -7,15 +7,17 @@ import json
 import sys
 import time
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 from rich.text import Text
 
-from cli.client import MeshClient
 from cli.connection import connect
 from cli.output import AsJson, age, answer_text, fail, note, out, print_json, shorten, status_text, table
 from mesh.contract.states import TERMINAL, State
+
+if TYPE_CHECKING:
+    from cli.client import MeshClient
 
 app = typer.Typer(help="List intents; look at, cancel or replay one.", invoke_without_command=True)
 
@@ -39,7 +41,7 @@ def _read_payload(text: str) -> dict[str, Any]:
     except json.JSONDecodeError as error:
         raise fail(
             f"the payload is not JSON: {error.msg} (line {error.lineno}, column {error.colno})",
-            "put it in single quotes, as in: intentmesh submit echo '{\"text\": \"hello\"}'",
+            'put it in single quotes, as in: intentmesh submit echo \'{"text": "hello"}\'',
             exit_code=2,
         ) from error
     if not isinstance(payload, dict):
@@ -51,7 +53,7 @@ def _is_finished(intent: dict[str, Any]) -> bool:
     return State(intent["status"]) in TERMINAL
 
 
-def wait_for(client: MeshClient, intent_id: str, *, deadline: float) -> dict[str, Any]:
+def wait_for(client: "MeshClient", intent_id: str, *, deadline: float) -> dict[str, Any]:
     """Ask until the intent is finished or the monotonic `deadline` has passed; return it as it then is."""
     while True:
         intent: dict[str, Any] = client.get(f"/intents/{intent_id}")

@@ -12,7 +12,7 @@ import typer
 from pydantic import ValidationError
 
 from cli import capability, chat, context, doctor, intents, keys, nodes, roles, threads, up
-from cli.client import CallFailed
+from cli.failures import CallFailed
 from cli.output import fail, out
 
 app = typer.Typer(

@@ -43,14 +43,14 @@ def print_json(value: Any) -> None:
 
 def note(text: str) -> None:
     """Say something beside the data."""
-    err.print(Text(text, style="dim"))
+    err.print(Text(text, style="dim"), soft_wrap=True)
 
 
 def fail(detail: str, hint: str | None = None, *, exit_code: int = 1) -> typer.Exit:
     """Say what went wrong and what to do next; the caller raises what this returns."""
-    err.print(Text.assemble(("error: ", "bold red"), detail))
+    err.print(Text.assemble(("error: ", "bold red"), detail), soft_wrap=True)
     if hint:
-        err.print(Text.assemble(("  try: ", "bold"), hint))
+        err.print(Text.assemble(("  try: ", "bold"), hint), soft_wrap=True)
     return typer.Exit(exit_code)
 
 

@@ -33,7 +33,7 @@ def role_environment(settings: dict[str, str]) -> dict[str, str]:
 def _become(*words: str, **settings: object) -> NoReturn:
     given = {f"INTENTMESH_{name.upper()}": str(value) for name, value in settings.items() if value is not None}
     command = role_command(*words)
-    os.execve(command[0], command, role_environment(given))
+    os.execve(command[0], command, role_environment(given))  # noqa: S606 - that is what it is for
 
 
 def gateway(

@@ -79,7 +79,7 @@ class Role:
         self.bound_log()
         descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            self.process = subprocess.Popen(
+            self.process = subprocess.Popen(  # noqa: S603 - our own command
                 self.spec.command,
                 env=self.spec.environment,
                 stdin=subprocess.DEVNULL,
@@ -167,6 +167,11 @@ class Supervisor:
         self.roles.append(role)
         role.start()
         return role
+
+    def give_up(self, role: Role) -> None:
+        """End a role and watch it no longer."""
+        self.roles.remove(role)
+        role.kill()
 
     def tick(self) -> None:
         """One round of reconciling: start again what crashed and has waited long enough.

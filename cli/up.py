@@ -11,6 +11,7 @@ import shlex
 import socket
 import time
 from contextlib import suppress
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
 from urllib.parse import urlsplit
@@ -18,7 +19,8 @@ from urllib.parse import urlsplit
 import typer
 from rich.text import Text
 
-from cli.client import CallFailed, MeshClient
+from cli.connection import open_client
+from cli.failures import CallFailed
 from cli.output import err, fail, out
 from cli.roles import role_command, role_environment
 from cli.settings import CliSettings
@@ -28,9 +30,12 @@ REDIS_START_MAX_S = 15.0
 START_MAX_S = 120.0
 STILL_WAITING_EVERY_S = 5.0
 READY_CHECK_EVERY_S = 0.15
+READY_CHECK_TIMEOUT_S = 5.0
 # Shorter than a node's own 30 s: who presses Ctrl-C in a terminal waits for it.
 DRAIN_TIMEOUT_S = 10.0
-STOP_GRACE_S = 10.0
+STOP_GRACE_S = 8.0
+# A gateway lets running requests end for so long: less than its grace here, so that it ends in order.
+SHUTDOWN_GRACE_S = 5
 LOOPBACK_OF = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - only looked up, never bound here
 
 
@@ -187,7 +192,8 @@ class _Mesh:
             return
         if (settings.database_url or "").startswith("postgres"):
             self._start_role("ledger", role_command("ledger", "serve"), shared)
-        self._start_role("gateway", role_command("gateway"), shared)
+        own = {} if "INTENTMESH_SHUTDOWN_GRACE_S" in os.environ else {"SHUTDOWN_GRACE_S": str(SHUTDOWN_GRACE_S)}
+        self._start_role("gateway", role_command("gateway"), shared | own)
         self._start_nodes(shared)
         self._wait_until_ready()
 
@@ -197,10 +203,12 @@ class _Mesh:
         file.unlink(missing_ok=True)
         words = ("mesh.backplane.embedded_server", "--data-dir", str(self._settings.data_dir))
         role = self._start_role("redis", role_command(*words), shared)
-        has_started = self._supervisor.wait_until(file.is_file, timeout_s=REDIS_START_MAX_S)
-        if not has_started and not self._supervisor.stop_count:
+        if self._supervisor.wait_until(file.is_file, timeout_s=REDIS_START_MAX_S):
+            return file.read_text(encoding="utf-8").strip()
+        self._supervisor.give_up(role)
+        if not self._supervisor.stop_count:
             self._teller.say(f"redis did not start (log: {role.spec.log_path}): the mesh polls instead, slower")
-        return file.read_text(encoding="utf-8").strip() if has_started else None
+        return None
 
     def _start_nodes(self, shared: dict[str, str]) -> None:
         settings = self._settings
@@ -248,7 +256,8 @@ class _Mesh:
         return is_ready
 
     def _ask(self) -> bool:
-        client = MeshClient(self.url, self._token)
+        # One short try: between two of them the roles are watched and signals are heard.
+        client = open_client(self.url, self._token, tries=1, timeout_s=READY_CHECK_TIMEOUT_S)
         try:
             self.readiness: Any = client.get("/readyz")
             capabilities = client.get("/capabilities")
@@ -261,6 +270,8 @@ class _Mesh:
 
     def _tell_ready(self) -> None:
         self._teller.say(f"ready with {len(self._capability_names)} capabilities: {', '.join(self._capability_names)}")
+        if self._settings.embedding_model != "none" and find_spec("torch"):
+            self._teller.say("the embedding model is loading; until it is there, older turns are ranked by words alone")
         if not self._settings.llm_base_url:
             self._teller.say("no model is set (INTENTMESH_LLM_BASE_URL): chat needs one, recall and echo do not")
         name = "echo" if "echo" in self._capability_names else self._capability_names[0]

@@ -7,7 +7,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any, ClassVar
 
-from fastapi.dependencies.utils import get_flat_dependant
+from fastapi import params
+from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
 from starlette.requests import Request
 from starlette.responses import Response
@@ -139,7 +140,9 @@ class PublicRoute(APIRoute):
     def get_route_handler(self) -> Handler:
         """Return FastAPI's handler behind our own reading of the request."""
         original = super().get_route_handler()
-        known = frozenset(field.alias for field in get_flat_dependant(self.dependant).query_params)
+        known = frozenset(
+            field.alias for field in get_flat_params(self.dependant) if isinstance(field.field_info, params.Query)
+        )
 
         async def proceed(request: Request) -> Response:
             check_query(request, known)

@@ -129,10 +129,10 @@ class Front:
             log.exception("request_failed", method=scope["method"], route=getattr(scope.get("route"), "path", None))
             if exchange.status is not None:
                 raise
-            error = MeshError(
+            bug = MeshError(
                 ErrorCode.INTERNAL,
                 "the gateway met a bug",
                 hint=f"look for request_id {exchange.request_id} in its log",
                 retryable=True,
             )
-            await problem(error)(scope, exchange.receive, exchange.send)
+            await problem(bug)(scope, exchange.receive, exchange.send)

@@ -19,13 +19,15 @@ class ContextSettings(BaseModel):
     )
     second_neighbour_share: float = Field(0.1, ge=0, le=1, description="The same, two messages away")
     length_weight: float = Field(
-        1.0, ge=0, le=10, description="Weight of -ln(tokens / median): what counts is value for each token"
+        0.5, ge=0, le=10, description="Weight of -ln(tokens / median): what counts is value for each token"
     )
     session_gap_s: int = Field(
         3600, ge=1, le=10_000_000, description="A pause as long as this parts two sessions; neighbours end there"
     )
-    bm25_saturation: float = Field(1.2, ge=0, le=10, description="BM25's k1: how soon a repeated word stops to count")
-    bm25_length: float = Field(0.75, ge=0, le=1, description="BM25's b: how much a long message is held back")
+    bm25_saturation: float = Field(
+        0.9, ge=0, le=10, description="BM25's k1: how soon a repeated word stops to count: soon"
+    )
+    bm25_length: float = Field(0.4, ge=0, le=1, description="BM25's b: how much a long message is held back")
     recent_share: float = Field(
         0.15, ge=0, le=1, description="Share of the budget for the last turns: a share, since turns differ in length"
     )

@@ -7,6 +7,7 @@ import base64
 import binascii
 import json
 
+from mesh.contract.canonical_json import clean_text
 from mesh.contract.errors import ErrorCode, MeshError
 
 CURSOR_CHARS_MAX = 1000
@@ -40,7 +41,7 @@ def unwrap(cursor: str, *shape: type[int] | type[str]) -> list[int | str]:
 
 def _is_storable(place: list[int | str]) -> bool:
     return all(
-        -(2**63) <= item < 2**63 if isinstance(item, int) else item.isprintable() and item.isascii() for item in place
+        -(2**63) <= item < 2**63 if isinstance(item, int) else clean_text(item) == item for item in place
     )
 
 

@@ -3,8 +3,9 @@
 Must never separate a tool call from its results: a model refuses one without the other. No I/O.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import Any
 
 from mesh.contract.messages import ContextMessage
@@ -14,7 +15,7 @@ CHUNK_CHARS = 800
 # A very long message is cut into longer chunks instead of more; the embedder reads those in windows.
 CHUNKS_MAX = 256
 # Names how a message's text becomes chunks; vectors of another recipe are never compared.
-RECIPE = "speaker-800"
+RECIPE = "speaker-date-800"
 _SENTENCE_ENDS = (". ", "! ", "? ", "\n", "。", "！", "？")
 
 
@@ -39,11 +40,22 @@ class HistoryMessage:
         return self.turn_number, self.position
 
     @property
-    def indexed_text(self) -> str:
-        """What is searched: the content, with the speaker where there is a name (11 points of recall for free)."""
+    def heading(self) -> str:
+        """Who spoke and on which day: part of what is searched, worth several points of recall and free."""
+        moment = datetime.fromtimestamp(self.at_ms / 1000, UTC)
+        day = f"{moment.day} {moment:%B %Y}"
+        return f"{self.name} ({day})" if self.name else day
+
+    @property
+    def body(self) -> str:
+        """What was said, and which tools were called with what."""
         called = " ".join(str(call.get("function", call)) for call in self.tool_calls or ())
-        content = f"{self.content} {called}".strip()
-        return f"{self.name}: {content}" if self.name else content
+        return f"{self.content} {called}".strip()
+
+    @property
+    def indexed_text(self) -> str:
+        """What full-text ranking reads."""
+        return f"{self.heading}: {self.body}"
 
     def as_context(self) -> ContextMessage:
         """The message as a worker gets it."""
@@ -71,11 +83,6 @@ class Unit:
     def tokens(self) -> int:
         """What it costs in a context."""
         return sum(message.tokens for message in self.messages)
-
-    @property
-    def text(self) -> str:
-        """What full-text ranking reads."""
-        return "\n".join(message.indexed_text for message in self.messages)
 
 
 def units_of(messages: Iterable[HistoryMessage]) -> list[Unit]:
@@ -107,12 +114,8 @@ def _split(text: str, chars_max: int) -> list[str]:
     return [part.strip() for part in parts if part.strip()]
 
 
-def chunks_of(message: HistoryMessage) -> Sequence[str]:
-    """Return the texts to embed for one message, each with the speaker's name; none for an empty message."""
-    text = message.indexed_text
-    chars_max = max(CHUNK_CHARS, -(-2 * len(text) // CHUNKS_MAX))
-    parts = _split(text, chars_max)
-    if not message.name:
-        return parts
-    prefix = f"{message.name}: "
-    return [part if part.startswith(prefix) else prefix + part for part in parts]
+def chunks_of(message: HistoryMessage) -> list[str]:
+    """Return the texts to embed for one message, each with its heading; none for an empty message."""
+    body = message.body
+    chars_max = max(CHUNK_CHARS, -(-2 * len(body) // CHUNKS_MAX))
+    return [f"{message.heading}: {part}" for part in _split(body, chars_max)]

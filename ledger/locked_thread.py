@@ -8,7 +8,7 @@ Must never be kept beyond its transaction.
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import RowMapping, insert, update
+from sqlalchemy import ColumnElement, RowMapping, insert, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ledger import models
@@ -58,14 +58,39 @@ class LockedThread:
         Args:
             also: further columns to read; they are in `row`.
         """
+        this = (threads.c.tenant_id == tenant_id, threads.c.thread_id == thread_id)
+        return await cls._take(connection, this, events, also, values)
+
+    @classmethod
+    async def take_of(
+        cls, connection: AsyncConnection, intent_id: str, *, tenant_id: str | None = None, events: int = 0, **values: Any
+    ) -> "LockedThread | None":
+        """Lock the thread of an intent (of this tenant, when one is given). None when there is no such intent."""
+        place = select(models.intents.c.tenant_id, models.intents.c.thread_id).where(
+            models.intents.c.intent_id == intent_id
+        )
+        if tenant_id is not None:
+            place = place.where(models.intents.c.tenant_id == tenant_id)
+        this = (tuple_(threads.c.tenant_id, threads.c.thread_id).in_(place),)
+        return await cls._take(connection, this, events, (), values)
+
+    @classmethod
+    async def _take(
+        cls,
+        connection: AsyncConnection,
+        this: Sequence[ColumnElement[bool]],
+        events: int,
+        also: Sequence[Any],
+        values: dict[str, Any],
+    ) -> "LockedThread | None":
         statement = (
             update(threads)
-            .where(threads.c.tenant_id == tenant_id, threads.c.thread_id == thread_id)
+            .where(*this)
             .values(event_count=threads.c.event_count + events, **values)
-            .returning(*COUNTERS, *also, now_ms().label("now_ms"))
+            .returning(threads.c.tenant_id, threads.c.thread_id, *COUNTERS, *also, now_ms().label("now_ms"))
         )
         row = (await connection.execute(statement)).mappings().one_or_none()
-        return None if row is None else cls(tenant_id, thread_id, row, events_reserved=events)
+        return None if row is None else cls(row["tenant_id"], row["thread_id"], row, events_reserved=events)
 
     @property
     def event_number(self) -> int:

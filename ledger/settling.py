@@ -6,7 +6,7 @@ Must never be called with a row that was read before the thread's lock was taken
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import ColumnElement, literal, literal_column, select, update
+from sqlalchemy import ColumnElement, case, literal_column, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ledger.aftermath import ANNOUNCED, Aftermath, announcement
@@ -75,28 +75,21 @@ async def promote_next(
         .limit(1)
         .scalar_subquery()
     )
-    now = literal(thread.now_ms)
+    available, now_ms = intents.c.available_at_ms, thread.now_ms
     statement = (
         update(intents)
         .where(intents.c.intent_id == oldest)
         .values(
             state=advance(State.ACCEPTED, Event.REACH_HEAD),
-            announce_after_ms=intents.c.available_at_ms,
+            # Due already: announced right after this transaction, and by the sweeper only if nobody took it.
+            announce_after_ms=case((available <= now_ms, now_ms + announce_again_ms), else_=available),
         )
         .returning(*(intents.c[name] for name in ANNOUNCED))
     )
-    # Due already: announced right after this transaction, and by the sweeper only if nobody took it.
-    statement = statement.values(announce_after_ms=_later(intents.c.available_at_ms, now, announce_again_ms))
     row = (await connection.execute(statement)).mappings().one_or_none()
     thread.change(head_intent_id=None if row is None else row["intent_id"])
     if row is not None and row["available_at_ms"] <= thread.now_ms:
         aftermath.announced.append(announcement(row))
-
-
-def _later(available: ColumnElement[int], now: ColumnElement[int], again_ms: int) -> ColumnElement[int]:
-    from sqlalchemy import case
-
-    return case((available <= now, now + again_ms), else_=available)
 
 
 def error_of(cause: Cause, detail: str) -> ErrorView:

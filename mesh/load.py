@@ -1,18 +1,17 @@
 """What this machine and this node's own past say about taking one more intent.
 
-Must never block: it reads one line of /proc and counters.
+Must never block: it reads one short file of /proc and counts.
 """
 
-import contextlib
+import collections
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 
-from mesh.bidding import NodeSnapshot
+from mesh.contract.errors import Cause
 
-# A failure counts half after so long.
-FAILURE_HALF_LIFE_S = 60.0
+FAILURES_REMEMBERED_S = 120.0
+# What may well go better on another node; a handler's own mistake would not.
+NODE_FAULTS = frozenset({Cause.SPAWN_FAILED, Cause.WORKER_CRASHED, Cause.OOM_KILLED, Cause.TIMED_OUT})
 _MEMINFO = Path("/proc/meminfo")
 
 
@@ -29,39 +28,21 @@ def memory_used_share() -> float:
         return 0.0
 
 
-@dataclass
-class Run:
-    """One run that is being counted."""
-
-    has_failed: bool = False
-
-
-class LoadMeter:
-    """Counts failures of each capability, fading with time."""
+class FailureCounter:
+    """Failures of the last two minutes that were this node's fault, by capability."""
 
     def __init__(self) -> None:
-        self._failures: dict[str, tuple[float, float]] = {}
+        self._moments_s: dict[str, collections.deque[float]] = collections.defaultdict(collections.deque)
 
-    @contextlib.contextmanager
-    def running(self, capability: str) -> Iterator[Run]:
-        """Count one run; set `has_failed` on the yielded value when it failed."""
-        run = Run()
-        yield run
-        if run.has_failed:
-            now_s = time.monotonic()
-            self._failures[capability] = (self.recent_failures(capability, now_s) + 1.0, now_s)
+    def add(self, capability: str, cause: Cause) -> None:
+        """Count a failed attempt, if it was the node's fault."""
+        if cause in NODE_FAULTS:
+            self._moments_s[capability].append(time.monotonic())
 
-    def recent_failures(self, capability: str, now_s: float) -> float:
-        """Return the faded count of failures."""
-        count, since_s = self._failures.get(capability, (0.0, now_s))
-        return float(count * 0.5 ** ((now_s - since_s) / FAILURE_HALF_LIFE_S))
-
-    def snapshot(self, capability: str, *, slots: int, free_slots: int, is_warm: bool) -> NodeSnapshot:
-        """Return what pricing needs to know."""
-        return NodeSnapshot(
-            slots=slots,
-            free_slots=free_slots,
-            is_warm=is_warm,
-            memory_used_share=memory_used_share(),
-            recent_failures=self.recent_failures(capability, time.monotonic()),
-        )
+    def recent(self) -> dict[str, int]:
+        """Return capability → count; what is too old is forgotten."""
+        oldest_s = time.monotonic() - FAILURES_REMEMBERED_S
+        for moments_s in self._moments_s.values():
+            while moments_s and moments_s[0] < oldest_s:
+                moments_s.popleft()
+        return {name: len(moments_s) for name, moments_s in self._moments_s.items() if moments_s}

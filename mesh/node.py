@@ -16,12 +16,11 @@ import structlog
 from ledger.client import LedgerClient
 from mesh.attempt import Attempt, Outcome
 from mesh.backplane.backplane import Backplane
-from mesh.bidding import price
+from mesh.bidding import NodeSnapshot, make_bids, price
 from mesh.contract.errors import Cause, ErrorCode, MeshError
 from mesh.contract.messages import (
     Announcement,
     Award,
-    Bid,
     Claim,
     ClaimRequest,
     CommitResult,
@@ -33,7 +32,7 @@ from mesh.contract.messages import (
 from mesh.event_pump import until_accepted
 from mesh.lease import Lease, renew_interval_s
 from mesh.llm.broker import Broker
-from mesh.load import LoadMeter
+from mesh.load import FailureCounter, memory_used_share
 from mesh.settings import NodeSettings
 from mesh.shelf import Shelf, Slot
 
@@ -66,7 +65,7 @@ class Node:
         self._shelf = Shelf(
             settings.capability_roots(), standby=settings.node_standby, scratch_dir=settings.data_dir / "scratch"
         )
-        self._load = LoadMeter()
+        self._failures = FailureCounter()
         self._running: dict[str, _Running] = {}
         self._claiming: set[str] = set()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -220,7 +219,10 @@ class Node:
             if not self._drain_wanted.is_set():
                 try:
                     awards = await self._backplane.place_bids(
-                        self.node_id, self.free_slots, self._bids(), ttl_s=interval_s * BID_TTL_IN_INTERVALS
+                        self.node_id,
+                        self.free_slots,
+                        make_bids(self.node_id, self._snapshot(), self._shelf.templates()),
+                        ttl_s=interval_s * BID_TTL_IN_INTERVALS,
                     )
                 except MeshError as error:
                     log.debug("bid_failed", detail=error.detail)
@@ -230,23 +232,13 @@ class Node:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(self._bid_wanted.wait(), interval_s)
 
-    def _bids(self) -> list[Bid]:
-        return [
-            Bid(
-                node_id=self.node_id,
-                capability=template.name,
-                parts=price(self._snapshot(template.name), template, base=self.settings.price_base),
-                affinity_discount=self.settings.affinity_discount,
-            )
-            for template in self._shelf.templates()
-        ]
-
-    def _snapshot(self, capability: str) -> Any:
-        return self._load.snapshot(
-            capability,
+    def _snapshot(self) -> NodeSnapshot:
+        return NodeSnapshot(
             slots=self.settings.node_slots,
             free_slots=self.free_slots,
-            is_warm=self._shelf.is_warm(capability),
+            memory_share=memory_used_share(),
+            warm=self._shelf.warm(),
+            recent_failures=self._failures.recent(),
         )
 
     async def _wake_loop(self) -> None:
@@ -257,7 +249,7 @@ class Node:
             try:
                 wakes = await self._backplane.next_wakes(self.node_id, timeout_s=WAKE_BLOCK_S)
             except MeshError:
-                await asyncio.sleep(self.settings.poll_interval_s)
+                await asyncio.sleep(self.settings.node_poll_interval_s)
                 continue
             for wake in wakes:
                 if isinstance(wake, Award):
@@ -269,7 +261,9 @@ class Node:
         """Ask the ledger for work: often while Redis is away, rarely while it is there."""
         while True:
             is_up = self._backplane is not None and self._backplane.is_up
-            await asyncio.sleep(self.settings.poll_idle_interval_s if is_up else self.settings.poll_interval_s)
+            await asyncio.sleep(
+                self.settings.node_poll_idle_interval_s if is_up else self.settings.node_poll_interval_s
+            )
             if self.free_slots == 0:
                 continue
             names = [template.name for template in self._shelf.templates()]
@@ -286,7 +280,7 @@ class Node:
         slot = self._shelf.get(announcement.capability)
         if slot is None or self.free_slots == 0:
             return False
-        parts = price(self._snapshot(announcement.capability), slot.folder.template, base=self.settings.price_base)
+        parts = price(self._snapshot(), slot.folder.template)
         return announcement.budget is None or parts.total <= announcement.budget
 
     async def _take(self, award: Award) -> None:
@@ -326,9 +320,10 @@ class Node:
         self._running[intent_id] = _Running(attempt, lease)
         self._claiming.discard(intent_id)
         try:
-            with self._load.running(claim.capability) as run, slot.in_use() as zygote:
+            with slot.in_use() as zygote:
                 outcome = await attempt.run(zygote)
-                run.has_failed = not isinstance(outcome, CommitResult) and attempt.stop_cause is None
+            if isinstance(outcome, FailAttempt):
+                self._failures.add(claim.capability, outcome.cause)
             await self._settle(attempt, outcome)
         finally:
             self._running.pop(intent_id, None)

@@ -34,14 +34,16 @@ class NodeSettings(MeshSettings):
         "capabilities", description="Folders of capabilities, separated by ':'; of two with one name the later wins"
     )
     capabilities_reload_s: float = Field(1.0, gt=0, description="How often changed capability folders are looked for")
-    poll_interval_s: float = Field(1.0, gt=0, description="How often the ledger is asked for work while Redis is away")
-    poll_idle_interval_s: float = Field(
-        5.0, gt=0, description="The same while Redis is there, in case it forgot something"
+    node_poll_interval_s: float = Field(
+        1.0, gt=0, description="How often the ledger is asked for work while Redis is away"
+    )
+    node_poll_idle_interval_s: float = Field(
+        5.0,
+        gt=0,
+        description="How often the ledger is asked for work while Redis is there, in case it forgot something",
     )
     lease_margin_s: float = Field(2.0, gt=0, description="A worker is killed this long before its lease runs out")
     drain_timeout_s: float = Field(30.0, ge=0, description="How long a stopping node waits for its workers")
-    price_base: float = Field(0.0, ge=0, description="Added to every price of this node")
-    affinity_discount: float = Field(0.5, ge=0, description="Taken off for a thread whose last turn ran here")
     llm_base_url: str | None = Field(None, description="OpenAI-compatible server, for example http://127.0.0.1:8000/v1")
     llm_api_key: SecretStr | None = Field(None, description="Its key; only nodes hold it, never a worker")
     llm_model: str | None = Field(

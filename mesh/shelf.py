@@ -68,10 +68,9 @@ class Shelf:
         """What the node tells the ledger it can run."""
         return [slot.folder.template for slot in self._slots.values()]
 
-    def is_warm(self, name: str) -> bool:
-        """Whether a worker for this capability can start without an import."""
-        slot = self._slots.get(name)
-        return slot is not None and slot.zygote.is_warm
+    def warm(self) -> frozenset[str]:
+        """The capabilities whose workers can start without an import."""
+        return frozenset(name for name, slot in self._slots.items() if slot.zygote.is_warm)
 
     async def refresh(self) -> bool:
         """Look at the folders; return whether what can run has changed."""

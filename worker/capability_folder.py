@@ -75,10 +75,10 @@ def load_capabilities(root: Path) -> tuple[list[CapabilityFolder], dict[str, Tem
 
 def resolve_program(folder: Path, command: list[str]) -> str | None:
     """Return the path of the program that `command` names: in the folder first, then on PATH; None when absent."""
-    inside = folder / command[0]
+    inside = folder / command[0]  # an absolute command[0] stays what it is
     if inside.is_file():
         return str(inside) if os.access(inside, os.X_OK) else None
-    return None if "/" in command[0].lstrip("/") and not command[0].startswith("/") else shutil.which(command[0])
+    return None if "/" in command[0] else shutil.which(command[0])
 
 
 def _read(file: Path) -> str:
@@ -147,8 +147,13 @@ def _digest(folder: Path) -> str:
     """Hash every file of the folder with its name, caches aside."""
     digest = hashlib.sha256()
     for file in sorted(folder.rglob("*")):
-        if file.is_file() and "__pycache__" not in file.parts:
-            name = str(file.relative_to(folder)).encode("utf-8", "surrogateescape")
-            content = hashlib.sha256(file.read_bytes()).digest()
-            digest.update(len(name).to_bytes(4, "big") + name + content)
+        if not file.is_file() or "__pycache__" in file.parts:
+            continue
+        name = str(file.relative_to(folder)).encode("utf-8", "surrogateescape")
+        try:
+            with file.open("rb") as stream:
+                content = hashlib.file_digest(stream, "sha256").digest()
+        except OSError as error:
+            raise TemplateError([Mistake(1, file.name, f"cannot be read: {error.strerror}")]) from error
+        digest.update(len(name).to_bytes(4, "big") + name + content)
     return digest.hexdigest()

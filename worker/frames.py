@@ -17,6 +17,7 @@ from worker.wire import FRAME_BYTES_MAX
 __all__ = ["FRAME_BYTES_MAX", "Frame", "FrameError", "FrameInvalid", "FrameTooLarge", "parse_frame"]
 
 _SHOWN_BYTES_MAX = 80
+_MERGED_BY_KEY = frozenset({"contextual_memory", "pins", "tool_calls"})
 
 
 class FrameError(Exception):
@@ -157,15 +158,13 @@ def parse_frame(line: bytes) -> Frame:
 
 def merge_updates(earlier: ThreadUpdate, later: ThreadUpdate) -> ThreadUpdate:
     """Return both updates as one: mappings merge key by key, of everything else the later word counts."""
-    merged = earlier.model_dump(exclude_none=True)
-    for field, value in later.model_dump(exclude_none=True).items():
-        before = merged.get(field)
-        merged[field] = {**before, **value} if isinstance(before, dict) and field != "plan" else value
-    # A key inside a mapping may be null on purpose (it removes), so nulls are dropped at the top only.
-    for field in ("contextual_memory", "pins", "tool_calls"):
-        parts = [part for part in (getattr(earlier, field), getattr(later, field)) if part is not None]
-        if parts:
-            merged[field] = {key: value for part in parts for key, value in part.items()}
+    merged: dict[str, Any] = {}
+    for field in ThreadUpdate.model_fields:
+        before, after = getattr(earlier, field), getattr(later, field)
+        if field in _MERGED_BY_KEY and before is not None and after is not None:
+            merged[field] = {**before, **after}
+        else:
+            merged[field] = before if after is None else after
     return ThreadUpdate.model_validate(merged)
 
 

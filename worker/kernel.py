@@ -4,6 +4,9 @@ Must never import more than the standard library: every worker carries what stan
 Source: prctl(2), proc(5).
 """
 
+# pathlib would cost every worker memory.
+# ruff: noqa: PTH110, PTH123, PTH208
+
 import contextlib
 import ctypes
 import os
@@ -63,7 +66,7 @@ def children_of(pid: int) -> list[int]:
         try:
             descriptor = os.open(f"/proc/{pid}/task/{thread}/children", os.O_RDONLY | os.O_CLOEXEC)
         except FileNotFoundError:
-            if not os.path.exists(f"/proc/{pid}/task/{thread}"):  # noqa: PTH110 - pathlib is not imported here
+            if not os.path.exists(f"/proc/{pid}/task/{thread}"):
                 continue
             return _children_by_scan(pid)  # a kernel without CONFIG_PROC_CHILDREN
         except OSError:
@@ -92,7 +95,7 @@ def all_pids() -> list[int]:
 def parent_and_session(pid: int) -> tuple[int, int]:
     """Return parent and session id of `pid`; (0, 0) when it is gone."""
     try:
-        with open(f"/proc/{pid}/stat", "rb") as file:  # noqa: PTH123 - pathlib is not imported here
+        with open(f"/proc/{pid}/stat", "rb") as file:
             fields = file.read().rpartition(b")")[2].split()
     except OSError:
         return 0, 0

@@ -288,6 +288,9 @@ def tool_call(name: str, arguments: Any = None, *, repeat_uncertain: bool = Fals
     The block starts when the ledger has written that the call began, and ends when it has written its result.
     A call of an earlier attempt is recognised by its name, its arguments and its place among equal calls.
 
+    An exception in the block leaves the call without an end: catch what proves that nothing happened, and set
+    a result that says so.
+
     Raises: UncertainToolCall when an earlier attempt began the call without finishing it, unless
     `repeat_uncertain` says that doing it twice is harmless.
     """
@@ -341,4 +344,5 @@ def _earlier(call_id: str) -> dict[str, Any] | None:
     records = _intent.tool_records if _intent is not None else []
     matching = [record for record in records if record["call_id"] == call_id]
     finished = [record for record in matching if record["status"] == "finished"]
-    return (finished or matching or [None])[-1]
+    best = finished or matching
+    return best[-1] if best else None

@@ -1,99 +1,30 @@
-"""The node's side of a worker: start a zygote per capability, take one fresh process per intent, watch it end.
+"""The node's side of workers: a zygote per capability, one fresh process per intent, watched to its end.
+
+    zygote = Zygote(folder, standby=2, scratch_dir=Path("/run/mesh/workers"))
+    await zygote.start()
+    worker = await zygote.take()
+    await worker.activate(Assignment.from_claim(claim, folder))
+    async for frame in worker.frames(): …
+    status = await worker.wait()
+    await zygote.close()
 
 Must never fork the node itself (the zygote is exec'ed), run code of a capability in the node, or wait for the
 end of a pipe: a grandchild can hold it open.
 """
 
-from collections.abc import AsyncIterator
-from dataclasses import dataclass
+import asyncio
+from collections import deque
 from pathlib import Path
-from typing import Any
 
-from mesh.contract.messages import AttemptLog, Claim
-from mesh.contract.template import Limits
+from worker import scratch
+from worker.assignment import Assignment
 from worker.capability_folder import CapabilityFolder
-from worker.frames import Frame
+from worker.worker_process import ExitStatus, Worker
+from worker.zygote_process import SpawnFailed, ZygoteProcess
 
+__all__ = ["Assignment", "ExitStatus", "SpawnFailed", "Worker", "Zygote"]
 
-class SpawnFailed(Exception):
-    """No worker could be had. `detail` is fit for the intent's error; `is_retryable` tells cause from bad luck.
-
-    Not retryable: the handler cannot be imported, the program is missing. Retryable: the machine refused a
-    process, the zygote died.
-    """
-
-    def __init__(self, detail: str, *, is_retryable: bool = False) -> None:
-        super().__init__(detail)
-        self.detail = detail
-        self.is_retryable = is_retryable
-
-
-@dataclass(frozen=True)
-class ExitStatus:
-    """How a worker ended; exactly one of `exit_code` and `signal` is set.
-
-    `reason` is set when the mesh itself ended it: `killed` (Worker.kill or terminate), `processes` (more than
-    limits.processes), `zygote_died`. Units: cpu_ms user + system time of the whole tree that was waited for.
-    """
-
-    exit_code: int | None
-    signal: int | None
-    cpu_ms: int
-    memory_peak_kb: int
-    reason: str | None = None
-
-
-@dataclass(frozen=True)
-class Assignment:
-    """What a worker is told when it is activated."""
-
-    claim: Claim
-    limits: Limits
-
-    @classmethod
-    def from_claim(cls, claim: Claim, folder: CapabilityFolder) -> "Assignment":
-        """Build the assignment of `claim` for a worker of `folder`."""
-        raise NotImplementedError
-
-
-class Worker:
-    """One operating-system process for one intent. Made by `Zygote.take`."""
-
-    pid: int
-
-    async def activate(self, assignment: Assignment) -> None:
-        """Hand over the intent; the worker begins at once. Call exactly once.
-
-        A worker that died meanwhile raises nothing here: `frames` ends and `wait` tells how it ended.
-        """
-        raise NotImplementedError
-
-    def frames(self) -> AsyncIterator[Frame]:
-        """Yield what the worker says until it ends. A last line that was cut off by its death is dropped.
-
-        Raises: FrameInvalid, FrameTooLarge (both carry `cause` and `detail`); then kill the worker.
-        """
-        raise NotImplementedError
-
-    async def send(self, frame: dict[str, Any]) -> None:
-        """Send one frame (worker.frames: ack, llm_delta, llm_result, llm_error); silent when the worker has ended."""
-        raise NotImplementedError
-
-    async def kill(self) -> ExitStatus:
-        """SIGKILL the worker and every process that descends from it; return when none is left."""
-        raise NotImplementedError
-
-    async def terminate(self, grace_s: float) -> ExitStatus:
-        """SIGTERM the worker's process group, and `kill` what is left after `grace_s`."""
-        raise NotImplementedError
-
-    async def wait(self) -> ExitStatus:
-        """Return how the worker ended, once its whole process tree is gone."""
-        raise NotImplementedError
-
-    def log(self) -> AttemptLog:
-        """Return the newest part of stdout and stderr so far; complete after `wait`."""
-        raise NotImplementedError
+TAKE_PATIENCE_S = 20.0
 
 
 class Zygote:
@@ -101,32 +32,101 @@ class Zygote:
 
     Args:
         folder: the capability.
-        standby: how many children stand by, forked ahead.
-        scratch_dir: where the workers' temporary directories are made; one node's own.
+        standby: how many children stand by, forked ahead; 0 forks on demand.
+        scratch_dir: where the workers' temporary directories are made; one machine's nodes may share it. What
+            nodes that died have left there is removed at start.
     """
 
     def __init__(self, folder: CapabilityFolder, *, standby: int, scratch_dir: Path) -> None:
-        raise NotImplementedError
+        self.folder = folder
+        self._standby = standby
+        self._scratch_dir = scratch_dir
+        self._process: ZygoteProcess | None = None
+        self._starting = asyncio.Lock()
+        self._waiters: deque[asyncio.Future[Worker]] = deque()
+        self._is_closed = False
+
+    def __repr__(self) -> str:
+        return f"Zygote({self.folder.template.name}, {'warm' if self.is_warm else 'cold'})"
 
     @property
     def is_warm(self) -> bool:
         """Whether the handler is imported and `take` is quick."""
-        raise NotImplementedError
+        return self._process is not None and self._process.is_alive
 
     async def start(self) -> None:
         """Start the process and import the handler; nothing to do when it runs already.
 
         Raises: SpawnFailed with the last lines of the traceback.
         """
-        raise NotImplementedError
+        async with self._starting:
+            if self._is_closed:
+                raise SpawnFailed("the zygote is closed", is_retryable=True)
+            if self.is_warm:
+                return
+            if self._process is not None:
+                await self._process.bury()
+            await asyncio.to_thread(self._tidy)
+            if self._is_closed:
+                raise SpawnFailed("the zygote is closed", is_retryable=True)
+            self._process = ZygoteProcess(self.folder, scratch_dir=self._scratch_dir, on_change=self._serve_waiters)
+            await self._process.start()
+            self._process.request(self._standby)
+
+    def _tidy(self) -> None:
+        self._scratch_dir.mkdir(parents=True, exist_ok=True)
+        scratch.sweep_dead_owners(self._scratch_dir)
 
     async def take(self) -> Worker:
         """Return a child that stands by, and have the next one forked ahead; starts the zygote anew if it died.
 
         Raises: SpawnFailed.
         """
-        raise NotImplementedError
+        for is_last_try in (False, True):
+            if not self.is_warm:
+                await self.start()
+            process = self._process
+            assert process is not None
+            try:
+                worker = process.take() or await self._wait_for_worker(process)
+            except SpawnFailed:
+                if is_last_try or process.is_alive:
+                    raise
+                continue  # it died between two tasks: a new one may do better
+            process.request(self._standby - len(process.idle) - process.requested)
+            return worker
+        raise AssertionError("unreachable")
+
+    async def _wait_for_worker(self, process: ZygoteProcess) -> Worker:
+        waiter: asyncio.Future[Worker] = asyncio.get_running_loop().create_future()
+        self._waiters.append(waiter)
+        process.request(len(self._waiters) - process.requested)
+        try:
+            return await asyncio.wait_for(asyncio.shield(waiter), TAKE_PATIENCE_S)
+        except TimeoutError:
+            raise SpawnFailed(f"no worker was forked within {TAKE_PATIENCE_S:.0f} s", is_retryable=True) from None
+        except asyncio.CancelledError:
+            if waiter.done() and waiter.exception() is None:
+                waiter.result().begin_kill()  # it came at the same moment, and nobody will use it
+            raise
+        finally:
+            if waiter in self._waiters:
+                self._waiters.remove(waiter)
+
+    def _serve_waiters(self) -> None:
+        """Give children to those who wait, oldest first, and bad news when there are none to come."""
+        process = self._process
+        assert process is not None
+        while self._waiters and (worker := process.take()) is not None:
+            self._waiters.popleft().set_result(worker)
+        while self._waiters and (process.refusals or not process.is_alive):
+            detail = process.refusals.pop(0) if process.refusals else "the capability's zygote died"
+            self._waiters.popleft().set_exception(SpawnFailed(detail, is_retryable=True))
+        # Nothing is asked for here: children that fail to come must not be asked for in a circle.
+        process.refusals.clear()
 
     async def close(self) -> None:
         """Kill all workers and the zygote; no process and no temporary directory is left. May be called twice."""
-        raise NotImplementedError
+        self._is_closed = True
+        if self._process is not None:
+            await self._process.bury()

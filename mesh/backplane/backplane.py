@@ -37,7 +37,20 @@ WAKES_TTL_S = 3600
 TOLD_AGAIN_S = 30.0
 # Answers that mean "not now" to any call; other error replies are about the one call that got them.
 _OUTAGE_REPLIES = frozenset(
-    "BUSY CLUSTERDOWN LOADING MASTERDOWN MISCONF MOVED NOAUTH NOPERM NOREPLICAS OOM READONLY UNKILLABLE".split()
+    [
+        "BUSY",
+        "CLUSTERDOWN",
+        "LOADING",
+        "MASTERDOWN",
+        "MISCONF",
+        "MOVED",
+        "NOAUTH",
+        "NOPERM",
+        "NOREPLICAS",
+        "OOM",
+        "READONLY",
+        "UNKILLABLE",
+    ]
 )
 
 _FAILURES = Counter("intentmesh_backplane_failures", "Calls to Redis that failed or were skipped", ["call"])
@@ -135,7 +148,8 @@ class Backplane:
         if self._is_closed:
             raise unavailable("the backplane was closed")
         try:
-            await asyncio.wait_for(self._up.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._up.wait()
         except TimeoutError:
             raise unavailable("the backplane (Redis) does not answer") from None
 
@@ -322,6 +336,7 @@ class Backplane:
             except MeshError:
                 if left_s <= 0 or not is_patient or self._is_closed:
                     raise
+                await asyncio.sleep(min(PROBE_INTERVAL_S, left_s))
                 continue
             entries = _entries(reply)
             if entries or left_s <= 0:

@@ -74,7 +74,7 @@ def _record(intent: Announcement) -> str:
             intent.thread_id,
             intent.capability,
             str(rank(intent.priority, intent.accepted_at_ms)),
-            "" if intent.budget is None else _exact(intent.budget, "budget"),
+            "inf" if intent.budget is None else _exact(intent.budget, "budget"),
             str(intent.attempt),
         ]
     )

@@ -16,6 +16,7 @@ from mesh.contract.ids import new_id
 from mesh.contract.messages import Announcement, Notice
 
 READ_TIMEOUT_S = 2.0
+PAUSE_S = 0.1
 
 
 class Watch:
@@ -31,7 +32,8 @@ class Watch:
     async def wait(self, timeout_s: float) -> bool:
         """Return True as soon as something was committed since the last wait, False after `timeout_s`."""
         try:
-            await asyncio.wait_for(self._bell.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._bell.wait()
         except TimeoutError:
             # It may have rung in the very moment in which the time was over.
             if not self._bell.is_set():
@@ -124,5 +126,6 @@ class NoticeBoard:
             except MeshError:
                 is_gap = True
                 self._wake_all()
+                await asyncio.sleep(PAUSE_S)
                 continue
             self.poke(notice for origin, notice in told if origin != self._origin)

@@ -6,7 +6,7 @@ Must never be imported by a worker: it holds the key.
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from mesh.contract.errors import Cause
 
@@ -87,17 +87,18 @@ class Provider:
         Raises: ModelError.
         """
         client = await self._opened()
-        optional = {} if temperature is None else {"temperature": temperature}
+        # A model that knows no temperature refuses even the default, so it is sent only when someone chose it.
+        optional: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
         pieces: list[str] = []
         finish_reason, input_tokens, output_tokens = "stop", 0, 0
         try:
             stream = await client.chat.completions.create(
                 model=model,
-                messages=list(messages),  # type: ignore[arg-type]
+                messages=cast(Any, list(messages)),
                 max_tokens=max_output_tokens,
                 stream=True,
                 stream_options={"include_usage": True},
-                **optional,  # type: ignore[arg-type]
+                **optional,
             )
             async with stream:
                 async for chunk in stream:

@@ -10,8 +10,8 @@
 -- Order: tenants share by weight (start-time fair queueing over all capabilities: the tenant with the least
 -- virtual time goes first, and each award costs it 1 / weight); within a tenant, and among tenants that are even,
 -- the higher priority goes first, then the older intent. Without slots nothing is handed out.
--- Bounds: PENDING_LOOK intents of a tenant are looked at, those without a budget in their order, those with one
--- from the richest that can pay; so those who cannot pay never hide those who can.
+-- Bounds: of a tenant's intents those that can pay are looked at, by budget, the highest BUDGETS_LOOK of them, and
+-- PENDING_LOOK intents of each. So those who cannot pay never hide those who can.
 
 local node, ttl_ms, cursor, confirmed = ARGV[1], tonumber(ARGV[3]), ARGV[4], tonumber(ARGV[5])
 local node_key = key('node', node)
@@ -47,32 +47,25 @@ end
 -- The tenant's next intent for this node, or nil.
 local function next_of(capability, tenant, start)
   local of = capability .. ' ' .. tenant
-  local best
-  local function consider(intent, zset)
+  local price, best = prices[capability], nil
+  local function consider(intent, budget)
     local packed = call('HGET', key('intents', capability), intent)
-    if not packed then
-      call('ZREM', zset, intent)
-      return false
-    end
+    if not packed or is_excluded(intent) then return false end
     local record = cjson.decode(packed)
-    if is_excluded(intent) then return false end
-    if record[BUDGET] ~= '' then
-      local price = prices[capability].plain
-      if call('GET', key('last', record[THREAD] .. ' ' .. tenant)) == node then price = prices[capability].affine end
-      if price > tonumber(record[BUDGET]) then return false end
-    end
+    if price.plain > budget and call('GET', key('last', record[THREAD] .. ' ' .. tenant)) ~= node then return false end
     local candidate = {start = start, rank = tonumber(record[RANK]), record = record}
     if not best or is_before(candidate, best) then best = candidate end
     return true
   end
-  local pending, budgeted = key('pending', of), key('budgeted', of)
-  for index = 0, PENDING_LOOK - 1 do
-    local intent = call('ZRANGE', pending, index, index)[1]
-    if not intent or consider(intent, pending) then break end
-  end
-  local least = math.min(prices[capability].plain, prices[capability].affine)
-  for _, intent in ipairs(call('ZRANGE', budgeted, '+inf', exact(least), 'BYSCORE', 'REV', 'LIMIT', 0, PENDING_LOOK)) do
-    consider(intent, budgeted)
+  local least = math.min(price.plain, price.affine)
+  local budgets = call('ZRANGE', key('budgets', of), '-inf', exact(-least), 'BYSCORE', 'LIMIT', 0, BUDGETS_LOOK)
+  for _, text in ipairs(budgets) do
+    local pending = key('pending', text .. ' ' .. of)
+    local budget = text == 'inf' and math.huge or tonumber(text)
+    for index = 0, PENDING_LOOK - 1 do
+      local intent = call('ZRANGE', pending, index, index)[1]
+      if not intent or consider(intent, budget) then break end
+    end
   end
   return best
 end
@@ -123,7 +116,7 @@ end
 local function charge(waiting)
   local tenant = waiting.record[TENANT]
   call('SET', ROOT .. ':clock', exact(waiting.start))
-  call('ZREMRANGEBYSCORE', ROOT .. ':shares', '-inf', exact(waiting.start))
+  call('ZREMRANGEBYSCORE', ROOT .. ':shares', '-inf', exact(waiting.start+1))
   call('ZADD', ROOT .. ':shares', exact(waiting.start + 1 / tonumber(waiting.record[WEIGHT])), tenant)
 end
 

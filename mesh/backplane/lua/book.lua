@@ -8,21 +8,23 @@
 --   :full:<capability>              zset   node by price, nodes without one
 --   :wakes:<node>                   stream awards ("a") and notices of cancellation ("n") for a node
 --   :tenants:<capability>           zset   tenant by share, a lower bound; tenants with a waiting intent
---   :pending:<capability> <tenant>  zset   intent by rank, those without a budget
---   :budgeted:<capability> <tenant> zset   intent by budget
+--   :budgets:<capability> <tenant>  zset   budget by its negative, the budgets of the tenant's waiting intents
+--   :pending:<budget> <capability> <tenant>
+--                                   zset   intent by rank
 --   :intents:<capability>           hash   intent to its record, all that wait
 --   :shares                         zset   tenant by virtual finish time, those ahead of the clock
 --   :clock                          string virtual start time of what was served last
 --   :awarded:<intent>               string who got it when, and its record, for a while
 --   :excluded:<intent>              hash   node to the time until which it is passed over
 --   :last:<thread> <tenant>         string node that got the thread's last award
--- A record is {tenant, weight, intent, thread, capability, rank, budget or "", attempt}, all text: cjson would
+-- A record is {tenant, weight, intent, thread, capability, rank, budget or "inf", attempt}, all text: cjson would
 -- round numbers to 14 digits. Times come from the server's clock, in milliseconds.
 
 local ROOT = KEYS[1]
 local LOSERS_MAX = 5
 local LOOK = LOSERS_MAX + 2
 local TENANTS_LOOK = 32
+local BUDGETS_LOOK = 64
 local PENDING_LOOK = 128
 local PENDING_MAX = 100000
 local DEDUPE_MS = 5000
@@ -52,6 +54,12 @@ local function is_text_less(left, right)
     if a ~= b then return a < b end
   end
   return #left < #right
+end
+
+-- Not tonumber alone: whether it reads "inf" depends on the platform.
+local function budget_of(record)
+  if record[BUDGET] == 'inf' then return math.huge end
+  return tonumber(record[BUDGET])
 end
 
 ---- offers
@@ -111,7 +119,7 @@ local function choose(record)
   local excluded = {}
   local flat = call('HGETALL', key('excluded', record[INTENT]))
   for index = 1, #flat, 2 do excluded[flat[index]] = tonumber(flat[index + 1]) end
-  local budget = record[BUDGET] ~= '' and tonumber(record[BUDGET]) or math.huge
+  local budget = budget_of(record)
   local winner, losers = nil, {}
   for _, offer in ipairs(offers_for(record, excluded)) do
     local reason
@@ -155,14 +163,18 @@ end
 ---- intents that wait
 
 local function take_out(record)
-  local capability, tenant, intent = record[CAPABILITY], record[TENANT], record[INTENT]
-  if call('HDEL', key('intents', capability), intent) == 0 then return end
-  local of = capability .. ' ' .. tenant
-  call('ZREM', key('pending', of), intent)
-  call('ZREM', key('budgeted', of), intent)
-  if call('EXISTS', key('pending', of), key('budgeted', of)) == 0 then
-    call('ZREM', key('tenants', capability), tenant)
-  end
+  local capability, intent = record[CAPABILITY], record[INTENT]
+  local packed = call('HGET', key('intents', capability), intent)
+  if not packed then return end
+  call('HDEL', key('intents', capability), intent)
+  -- As it was put in: the one that is taken out may come with another budget.
+  local stored = cjson.decode(packed)
+  local of, budget = capability .. ' ' .. stored[TENANT], stored[BUDGET]
+  local pending = key('pending', budget .. ' ' .. of)
+  call('ZREM', pending, intent)
+  if call('EXISTS', pending) == 1 then return end
+  call('ZREM', key('budgets', of), budget)
+  if call('EXISTS', key('budgets', of)) == 0 then call('ZREM', key('tenants', capability), stored[TENANT]) end
 end
 
 local function clock()
@@ -180,11 +192,8 @@ local function put_in(record)
   if call('HLEN', key('intents', capability)) >= PENDING_MAX then return false end
   call('HSET', key('intents', capability), intent, cjson.encode(record))
   local of = capability .. ' ' .. tenant
-  if record[BUDGET] == '' then
-    call('ZADD', key('pending', of), record[RANK], intent)
-  else
-    call('ZADD', key('budgeted', of), record[BUDGET], intent)
-  end
+  call('ZADD', key('pending', record[BUDGET] .. ' ' .. of), record[RANK], intent)
+  call('ZADD', key('budgets', of), exact(-budget_of(record)), record[BUDGET])
   call('ZADD', key('tenants', capability), 'NX', exact(share_of(tenant, clock())), tenant)
   return true
 end

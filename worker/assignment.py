@@ -1,0 +1,62 @@
+"""What a worker is told when it is activated, as one line for its frame socket.
+
+Must never carry the ledger's receipt whole, nor anything that names a secret, a URL or a setting of the mesh.
+"""
+
+from dataclasses import dataclass
+from typing import Any
+
+from mesh.contract.errors import ErrorCode, MeshError
+from mesh.contract.messages import Claim
+from worker.capability_folder import CapabilityFolder
+
+_TOLD = frozenset(
+    {
+        "intent_id",
+        "thread_id",
+        "capability",
+        "payload",
+        "metadata",
+        "attempt",
+        "max_attempts",
+        "deadline_ms",
+        "supports_multi_turn",
+        "messages",
+        "turn_number_next",
+        "tool_records",
+    }
+)
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One claim, for a worker of one capability. `turns` are the messages' turn numbers, as far as known."""
+
+    claim: Claim
+    turns: tuple[int | None, ...] = ()
+
+    @classmethod
+    def from_claim(cls, claim: Claim, folder: CapabilityFolder) -> "Assignment":
+        """Build the assignment of `claim` for a worker of `folder`: no context unless the template wants it."""
+        if not folder.template.supports_multi_turn:
+            return cls(claim.model_copy(update={"messages": [], "supports_multi_turn": False}))
+        entries = claim.receipt.get("messages")
+        numbers = [_turn_number(entry) for entry in entries] if isinstance(entries, list) else []
+        return cls(claim, tuple(numbers) if len(numbers) == len(claim.messages) else ())
+
+    def line(self) -> bytes:
+        """Return the line that activates a worker.
+
+        Raises: MeshError `invalid_json` when the claim holds text that no JSON can carry.
+        """
+        try:
+            claim = self.claim.model_dump_json(include=set(_TOLD))
+        except ValueError as error:  # a lone surrogate
+            raise MeshError(ErrorCode.INVALID_JSON, f"the claim cannot be written as JSON: {error}") from error
+        turns = ",".join("null" if turn is None else str(turn) for turn in self.turns)
+        return f'{{"claim":{claim},"turns":[{turns}]}}\n'.encode()
+
+
+def _turn_number(entry: Any) -> int | None:
+    number = entry.get("turn_number") if isinstance(entry, dict) else None
+    return number if isinstance(number, int) else None
