@@ -3,11 +3,11 @@
 # Must never hold a compiler or a CUDA build of torch when it runs.
 
 FROM python:3.11-slim-bookworm AS build
-ENV UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1
+ENV UV_LINK_MODE=copy UV_COMPILE_BYTECODE=1 UV_CACHE_DIR=/var/cache/uv
 RUN pip install --no-cache-dir uv==0.13.9 && python -m venv --without-pip /venv
 WORKDIR /build
 COPY requirements.lock ./
-RUN --mount=type=cache,target=/root/.cache/uv \
+RUN --mount=type=cache,target=/var/cache/uv \
     uv pip install --python /venv/bin/python --torch-backend cpu -r requirements.lock
 COPY pyproject.toml README.md LICENSE ./
 COPY capabilities capabilities
@@ -16,7 +16,7 @@ COPY gateway gateway
 COPY ledger ledger
 COPY mesh mesh
 COPY worker worker
-RUN --mount=type=cache,target=/root/.cache/uv uv pip install --python /venv/bin/python --no-deps .
+RUN --mount=type=cache,target=/var/cache/uv uv pip install --python /venv/bin/python --no-deps .
 
 FROM python:3.11-slim-bookworm
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 INTENTMESH_DATA_DIR=/data INTENTMESH_LOG_JSON=true

@@ -5,6 +5,7 @@ Must never run what it checks: reading is enough (worker.capability_folder).
 
 import re
 import shlex
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -65,7 +66,7 @@ def new(
         f"talk        intentmesh chat --capability {name}",
     ]
     if runtime == "python":
-        steps.insert(1, f"test        python -m unittest {where}/test_handler.py")
+        steps.insert(1, f"test        {shlex.quote(sys.executable)} {where}/test_handler.py")
     note("\nnext steps:\n  " + "\n  ".join(steps))
 
 

@@ -58,7 +58,7 @@ def answer_to(text: str, context: Context) -> str:
 '''
 
 _TEST = '''\
-"""Run it from anywhere: python -m unittest {path}"""
+"""Tests of {name}; run them with the Python that runs the mesh: .venv/bin/python {path}"""
 
 import runpy
 import unittest

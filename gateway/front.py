@@ -19,8 +19,9 @@ from gateway.http_errors import problem
 from mesh.contract.errors import ErrorCode, MeshError
 from mesh.contract.ids import new_id
 
-LINGER_S = 1.0
-LINGER_BYTES_MAX = 512 * 1024
+# How long, and how much, an unwanted body is drained after its answer was sent.
+LINGER_S = 2.0
+LINGER_BYTES_MAX = 256 * 1024 * 1024
 _METHODS = frozenset({"GET", "HEAD", "POST", "PUT", "DELETE", "OPTIONS", "PATCH"})
 
 log = structlog.get_logger()
@@ -80,7 +81,7 @@ class _Exchange:
         await self._send(message)
 
     async def _linger(self) -> None:
-        """Drain a little of what the client still sends: closing at once would reset the answer away."""
+        """Drain what the client still sends, without keeping it: closing at once would reset the answer away."""
         left = LINGER_BYTES_MAX
         with suppress(TimeoutError):
             async with asyncio.timeout(LINGER_S):

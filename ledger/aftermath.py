@@ -5,12 +5,11 @@ sweeper and by everyone's slow poll.
 """
 
 import asyncio
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import structlog
 
+from ledger.store import Row
 from mesh.contract.messages import Announcement, Notice
 from mesh.contract.ports import MeshPort
 
@@ -30,7 +29,7 @@ ANNOUNCED = (
 )
 
 
-def announcement(intent: Mapping[str, Any], *, weight: float = 1.0) -> Announcement:
+def announcement(intent: Row, *, weight: float = 1.0) -> Announcement:
     """Return what matching needs to know of an intent's row."""
     return Announcement(
         tenant_id=intent["tenant_id"],
@@ -74,7 +73,9 @@ class Herald:
     def weighted(self, announcements: list[Announcement]) -> list[Announcement]:
         """Fill in the tenants' weights."""
         return [
-            item if (weight := self.weights.get(item.tenant_id)) is None else item.model_copy(update={"tenant_weight": weight})
+            item
+            if (weight := self.weights.get(item.tenant_id)) is None
+            else item.model_copy(update={"tenant_weight": weight})
             for item in announcements
         ]
 

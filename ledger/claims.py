@@ -5,10 +5,10 @@ Must never mint an epoch outside the claim's transaction, and never judge a leas
 database's.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import delete, func, insert, literal_column, or_, select, tuple_, update
+from sqlalchemy import func, insert, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ledger.aftermath import ANNOUNCED, Aftermath, Herald, announcement
@@ -16,10 +16,10 @@ from ledger.context import ContextService
 from ledger.endings import Endings
 from ledger.fence import held_by, stale
 from ledger.locked_thread import LockedThread
-from ledger.models import attempts, intents, nodes, now_ms, pins, results, tenants, threads
+from ledger.models import attempts, intents, nodes, now_ms, tenants, threads
 from ledger.settings import LedgerSettings
 from ledger.settling import in_state, read_locked
-from ledger.store import Store
+from ledger.store import Row, Store
 from ledger.tool_log import begin_attempt, clean_events, write_calls
 from ledger.turns import user_text
 from ledger.views import award_row
@@ -84,11 +84,11 @@ class Claims:
         self._lease_ttl_s = settings.lease_ttl_s
         self._lease_ttl_ms = int(settings.lease_ttl_s * 1000)
 
-    async def _facts(self, intent_id: str) -> Mapping[str, Any]:
+    async def _facts(self, intent_id: str) -> Row:
         same_thread = (intents.c.tenant_id == threads.c.tenant_id) & (intents.c.thread_id == threads.c.thread_id)
         statement = select(*_FACTS).join_from(intents, threads, same_thread).where(intents.c.intent_id == intent_id)
 
-        async def work(connection: AsyncConnection) -> Mapping[str, Any] | None:
+        async def work(connection: AsyncConnection) -> Row | None:
             return (await connection.execute(statement)).mappings().one_or_none()
 
         row = await self._store.read(work)
@@ -116,7 +116,7 @@ class Claims:
         raise _not_claimable(intent_id, State.READY, why="the thread grows faster than its context can be built")
 
     @staticmethod
-    def _check_claimable(facts: Mapping[str, Any]) -> None:
+    def _check_claimable(facts: Row) -> None:
         intent_id: str = facts["intent_id"]
         if facts["state"] != State.READY:
             raise _not_claimable(intent_id, facts["state"])
@@ -125,7 +125,7 @@ class Claims:
         if facts["deadline_ms"] is not None and facts["deadline_ms"] <= facts["now_ms"]:
             raise _not_claimable(intent_id, State.READY, why=f"the deadline of intent {intent_id} has passed")
 
-    async def _build_context(self, facts: Mapping[str, Any]) -> tuple[list[ContextMessage], dict[str, Any]]:
+    async def _build_context(self, facts: Row) -> tuple[list[ContextMessage], dict[str, Any]]:
         if facts["context_share"] is None:  # the capability does not take part in conversations
             return [], {}
         share = ContextShare.model_validate(facts["context_share"])
@@ -135,7 +135,7 @@ class Claims:
 
     async def _take(
         self,
-        facts: Mapping[str, Any],
+        facts: Row,
         request: ClaimRequest,
         messages: list[ContextMessage],
         receipt: dict[str, Any],
@@ -146,7 +146,7 @@ class Claims:
             award = None  # not what this claim is about: the claim counts, the story told about it does not
         tries = 0
 
-        async def work(connection: AsyncConnection) -> tuple[Mapping[str, Any], list[ToolRecord], LockedThread | None]:
+        async def work(connection: AsyncConnection) -> tuple[Row, list[ToolRecord], LockedThread | None]:
             nonlocal tries
             tries += 1
             # After a lost reply to COMMIT: perhaps it is ours already.
@@ -178,9 +178,7 @@ class Claims:
         )
 
     @staticmethod
-    async def _claimed(
-        connection: AsyncConnection, facts: Mapping[str, Any], node_id: str
-    ) -> Mapping[str, Any] | None:
+    async def _claimed(connection: AsyncConnection, facts: Row, node_id: str) -> Row | None:
         statement = select(intents.c.epoch, intents.c.attempt, intents.c.max_attempts).where(
             *held_by(facts["intent_id"], facts["epoch"] + 1, node_id)
         )
@@ -189,11 +187,11 @@ class Claims:
     async def _claim_once(
         self,
         connection: AsyncConnection,
-        facts: Mapping[str, Any],
+        facts: Row,
         node_id: str,
         award: Award | None,
         receipt: dict[str, Any],
-    ) -> tuple[Mapping[str, Any], list[ToolRecord], LockedThread]:
+    ) -> tuple[Row, list[ToolRecord], LockedThread]:
         tenant_id, intent_id = facts["tenant_id"], facts["intent_id"]
         thread = await LockedThread.take(
             connection, tenant_id, facts["thread_id"], events=1 if award is None else 2, last_node_id=node_id
@@ -240,7 +238,9 @@ class Claims:
         )
         if award is not None:
             shown = {"node_id": node_id, "price": award.price, "parts": award.parts.model_dump()}
-            losers = [{"node_id": loser.node_id, "price": loser.price, "reason": loser.reason} for loser in award.losers]
+            losers = [
+                {"node_id": loser.node_id, "price": loser.price, "reason": loser.reason} for loser in award.losers
+            ]
             thread.append(EventKind.INTENT_AWARDED, intent_id, {**shown, "losers": losers})
         claimed = {"node_id": node_id, "attempt": row["attempt"], "epoch": row["epoch"]}
         thread.append(EventKind.INTENT_CLAIMED, intent_id, claimed)
@@ -274,7 +274,7 @@ class Claims:
             .returning(intents.c.intent_id, intents.c.cancel_cause)
         )
 
-        async def work(connection: AsyncConnection) -> tuple[bool | None, list[Mapping[str, Any]]]:
+        async def work(connection: AsyncConnection) -> tuple[bool | None, list[Row]]:
             drain: bool | None = (await connection.execute(seen)).scalar_one_or_none()
             if not pairs:
                 return drain, []
@@ -360,7 +360,7 @@ class Claims:
             .limit(max(1, min(limit, CLAIMABLE_MAX)))
         )
 
-        async def work(connection: AsyncConnection) -> list[Mapping[str, Any]]:
+        async def work(connection: AsyncConnection) -> list[Row]:
             return list((await connection.execute(statement)).mappings())
 
         rows = await self._store.read(work) if capabilities else []

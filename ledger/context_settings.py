@@ -37,3 +37,6 @@ class ContextSettings(BaseModel):
     summary_share: float = Field(0.25, ge=0, le=1, description="Largest share of the budget for the summary")
     notes_share: float = Field(0.15, ge=0, le=1, description="Largest share of the budget for the notes")
     near_misses: int = Field(50, ge=0, le=1000, description="Candidates left out that the receipt still lists")
+    query_timeout_s: float = Field(
+        1.0, ge=0, le=60, description="Longest wait for the query's embedding before words alone decide"
+    )

@@ -31,7 +31,11 @@ def unwrap(cursor: str, *shape: type[int] | type[str]) -> list[int | str]:
     except (ValueError, binascii.Error, RecursionError):
         place = None
     fits = isinstance(place, list) and len(place) == len(shape)
-    if not fits or not all(type(item) is kind for item, kind in zip(place, shape, strict=True)) or not _is_storable(place):
+    if (
+        not fits
+        or not all(type(item) is kind for item, kind in zip(place, shape, strict=True))
+        or not _is_storable(place)
+    ):
         raise MeshError(
             ErrorCode.INVALID_REQUEST, "this is no cursor", field="cursor", hint="use the `next` of the page before"
         )
@@ -40,9 +44,7 @@ def unwrap(cursor: str, *shape: type[int] | type[str]) -> list[int | str]:
 
 
 def _is_storable(place: list[int | str]) -> bool:
-    return all(
-        -(2**63) <= item < 2**63 if isinstance(item, int) else clean_text(item) == item for item in place
-    )
+    return all(-(2**63) <= item < 2**63 if isinstance(item, int) else clean_text(item) == item for item in place)
 
 
 def bounded(limit: int) -> int:

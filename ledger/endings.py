@@ -5,7 +5,7 @@ Must never write a result without the fence's yes, and never let the sweeper's o
 database's does.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -21,7 +21,7 @@ from ledger.outcomes import Outcome, cleaned_detail, cleaned_log, prepare_outcom
 from ledger.pin_rows import write_pins
 from ledger.settings import LedgerSettings
 from ledger.settling import end_attempt, promote_next, read_locked, settle
-from ledger.store import Store
+from ledger.store import Row, Store
 from ledger.turns import PreparedMessage, insert_turns
 from mesh.contract.errors import Cause, not_found
 from mesh.contract.messages import AttemptLog, CommitResult, EventKind, FailAttempt, Settled, Usage
@@ -62,11 +62,11 @@ class Endings:
         # Called after each commit that added messages: the indexer wakes.
         self.on_history: Callable[[], None] = lambda: None
 
-    async def _facts(self, intent_id: str) -> Mapping[str, Any]:
+    async def _facts(self, intent_id: str) -> Row:
         """Return what never changes while an epoch holds, and whether somebody wants it stopped."""
         columns = ("intent_id", "tenant_id", "thread_id", "payload", "attempt", "cancel_cause")
 
-        async def work(connection: AsyncConnection) -> Mapping[str, Any] | None:
+        async def work(connection: AsyncConnection) -> Row | None:
             statement = select(*(intents.c[name] for name in columns)).where(intents.c.intent_id == intent_id)
             return (await connection.execute(statement)).mappings().one_or_none()
 
@@ -115,7 +115,7 @@ class Endings:
         return Settled(intent_id=intent_id, state=State.SUCCEEDED, turn_number=turn_number)
 
     async def _commit_once(
-        self, connection: AsyncConnection, facts: Mapping[str, Any], commit: CommitResult, outcome: Outcome
+        self, connection: AsyncConnection, facts: Row, commit: CommitResult, outcome: Outcome
     ) -> tuple[Settled, Aftermath]:
         intent_id: str = facts["intent_id"]
         has_patch = outcome.memory_patch is not None or outcome.tool_calls_patch is not None
@@ -154,9 +154,7 @@ class Endings:
                 "created_at_ms": thread.now_ms,
             },
         )
-        await insert_turns(
-            connection, thread, [outcome.messages], first_number=thread.turn_count, intent_id=intent_id
-        )
+        await insert_turns(connection, thread, [outcome.messages], first_number=thread.turn_count, intent_id=intent_id)
         if has_patch:
             thread.change(**outcome.merged(thread.row))
         await write_pins(connection, thread, outcome.pins, source_turn=thread.turn_count)
@@ -173,7 +171,9 @@ class Endings:
         turn = {"turn_number": thread.turn_count}
         committed = {**turn, **outcome.event_data, "usage": commit.usage.model_dump(), "attempt": intent["attempt"]}
         thread.append(EventKind.RESULT_COMMITTED, intent_id, committed)
-        thread.append(EventKind.THREAD_UPDATED, intent_id, {**turn, **outcome.changed, "message_count": thread.message_count})
+        thread.append(
+            EventKind.THREAD_UPDATED, intent_id, {**turn, **outcome.changed, "message_count": thread.message_count}
+        )
         aftermath = Aftermath()
         if thread.seq_count > intent["seq"]:  # somebody may wait behind it
             await promote_next(connection, thread, aftermath, announce_again_ms=self._announce_again_ms)
@@ -205,7 +205,7 @@ class Endings:
         Raises: MeshError `stale_epoch` when there was none.
         """
 
-        async def work(connection: AsyncConnection) -> Mapping[str, Any] | None:
+        async def work(connection: AsyncConnection) -> Row | None:
             statement = select(attempts.c.settled_state, attempts.c.settled_turn_number).where(
                 attempts.c.intent_id == intent_id,
                 attempts.c.epoch == failure.epoch,
@@ -233,7 +233,7 @@ class Endings:
         except _Refused:
             return None
 
-    async def _streamed(self, facts: Mapping[str, Any]) -> str:
+    async def _streamed(self, facts: Row) -> str:
         """Return what the running attempt has said so far."""
 
         async def work(connection: AsyncConnection) -> list[dict[str, Any]]:
@@ -247,9 +247,7 @@ class Endings:
         said = await self._store.read(work)
         return "".join(str(data.get("text", "")) for data in said if data.get("attempt") == facts["attempt"])
 
-    async def _end(
-        self, facts: Mapping[str, Any], failure: "_Failure", *, epoch: int, node_id: str | None
-    ) -> Settled:
+    async def _end(self, facts: Row, failure: "_Failure", *, epoch: int, node_id: str | None) -> Settled:
         """Settle an attempt. Without a `node_id` it must have lost its lease.
 
         Raises: _Refused when the fence says no.
@@ -274,7 +272,7 @@ class Endings:
         return settled
 
     async def _end_locked(
-        self, connection: AsyncConnection, thread: LockedThread, intent: Mapping[str, Any], failure: "_Failure"
+        self, connection: AsyncConnection, thread: LockedThread, intent: Row, failure: "_Failure"
     ) -> tuple[Settled, Aftermath]:
         cancel_cause = None if intent["cancel_cause"] is None else Cause(intent["cancel_cause"])
         verdict = judge(

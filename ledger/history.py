@@ -98,8 +98,8 @@ def units_of(messages: Iterable[HistoryMessage]) -> list[Unit]:
     return [Unit(tuple(group)) for group in groups]
 
 
-def _split(text: str, chars_max: int) -> list[str]:
-    """Cut `text` into parts of at most `chars_max`, at a sentence's end or at least between words where there is one."""
+def split_text(text: str, chars_max: int) -> list[str]:
+    """Cut `text` into parts of at most `chars_max`, at a sentence's end or else between words where there is one."""
     parts, start = [], 0
     while len(text) - start > chars_max:
         window = text[start : start + chars_max]
@@ -118,4 +118,4 @@ def chunks_of(message: HistoryMessage) -> list[str]:
     """Return the texts to embed for one message, each with its heading; none for an empty message."""
     body = message.body
     chars_max = max(CHUNK_CHARS, -(-2 * len(body) // CHUNKS_MAX))
-    return [f"{message.heading}: {part}" for part in _split(body, chars_max)]
+    return [f"{message.heading}: {part}" for part in split_text(body, chars_max)]

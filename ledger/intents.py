@@ -4,8 +4,8 @@ Must never decide by a value read before the thread row's lock was taken, and ne
 (replay aside, which a person asks for).
 """
 
+import builtins
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,13 +16,15 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ledger import cursors
 from ledger.aftermath import Aftermath, Herald, announcement
+from ledger.context import ContextService
 from ledger.decisions import Verdict
 from ledger.locked_thread import COUNTERS, LockedThread
 from ledger.models import attempts, intents, now_ms, results, threads
 from ledger.settings import LedgerSettings
 from ledger.settling import promote_next, read_locked, settle
-from ledger.store import Store
+from ledger.store import Row, Store
 from ledger.times import to_ms
+from ledger.turns import user_text
 from ledger.views import intent_view
 from mesh.contract import canonical_json
 from mesh.contract.api import IntentView, SubmitIntent
@@ -122,9 +124,10 @@ async def upsert_thread(
 class Intents:
     """The callers' side of the ledger."""
 
-    def __init__(self, store: Store, herald: Herald, settings: LedgerSettings) -> None:
+    def __init__(self, store: Store, herald: Herald, context: ContextService, settings: LedgerSettings) -> None:
         self._store = store
         self._herald = herald
+        self._context = context
         self._announce_again_ms = int(settings.announce_again_s * 1000)
 
     async def submit(
@@ -136,9 +139,11 @@ class Intents:
             `invalid_request`, `not_found` (an unknown parent intent).
         """
         submission = _prepare(tenant_id, request, capability, idempotency_key)
+        if capability.supports_multi_turn:  # the claim will ask for its embedding in a moment
+            self._context.prepare(user_text(request.payload))
         tries = 0
 
-        async def work(connection: AsyncConnection) -> tuple[Mapping[str, Any] | None, Aftermath]:
+        async def work(connection: AsyncConnection) -> tuple[Row | None, Aftermath]:
             nonlocal tries
             tries += 1
             # After a lost reply to COMMIT: perhaps it is there already.
@@ -159,7 +164,7 @@ class Intents:
         return Submitted(intent_view(row), is_replay=False)
 
     @staticmethod
-    async def _own(connection: AsyncConnection, submission: _Submission) -> Mapping[str, Any] | None:
+    async def _own(connection: AsyncConnection, submission: _Submission) -> Row | None:
         statement = select(intents).where(intents.c.intent_id == submission.intent_id)
         return (await connection.execute(statement)).mappings().one_or_none()
 
@@ -191,9 +196,7 @@ class Intents:
             raise not_found("intent", submission.idempotency_key or "")
         return await self.get(submission.tenant_id, intent_id)
 
-    async def _insert(
-        self, connection: AsyncConnection, submission: _Submission
-    ) -> tuple[Mapping[str, Any], Aftermath]:
+    async def _insert(self, connection: AsyncConnection, submission: _Submission) -> tuple[Row, Aftermath]:
         tenant_id, request = submission.tenant_id, submission.request
         aftermath = Aftermath()
         if request.parent_intent_id is not None:
@@ -207,7 +210,10 @@ class Intents:
         )
         if submission.deadline_ms is not None and submission.deadline_ms <= thread.now_ms:
             raise MeshError(
-                ErrorCode.DEADLINE_PASSED, "the deadline has passed already", field="deadline", hint="choose a later one"
+                ErrorCode.DEADLINE_PASSED,
+                "the deadline has passed already",
+                field="deadline",
+                hint="choose a later one",
             )
         is_head = thread.head_intent_id == submission.intent_id
         if not is_head and request.on_busy == "reject":
@@ -278,7 +284,7 @@ class Intents:
         self,
         connection: AsyncConnection,
         thread: LockedThread,
-        intent: Mapping[str, Any],
+        intent: Row,
         cause: Cause,
         aftermath: Aftermath,
     ) -> CancelOutcome:
@@ -322,7 +328,7 @@ class Intents:
         thread_id: str | None = None,
         cursor: str | None = None,
         limit: int = 50,
-    ) -> tuple[list[IntentView], str | None]:
+    ) -> tuple[builtins.list[IntentView], str | None]:
         """Return a page of intents, newest first, and the cursor of the next page (None at the end).
 
         Raises: MeshError `invalid_request` for a cursor that is none.
@@ -340,7 +346,9 @@ class Intents:
             conditions.append(or_(intents.c.created_at_ms < created, same))
         return await self._views(*conditions, tenant_id=tenant_id, limit=cursors.bounded(limit))
 
-    async def _views(self, *conditions: Any, tenant_id: str, limit: int) -> tuple[list[IntentView], str | None]:
+    async def _views(
+        self, *conditions: Any, tenant_id: str, limit: int
+    ) -> tuple[builtins.list[IntentView], str | None]:
         found = (results.c.result, results.c.usage.label("result_usage"), results.c.turn_number)
         page = (
             select(intents, *found)
@@ -350,8 +358,10 @@ class Intents:
             .limit(limit + 1)
         )
 
-        async def work(connection: AsyncConnection) -> tuple[list[Mapping[str, Any]], list[Mapping[str, Any]]]:
-            rows: list[Mapping[str, Any]] = list((await connection.execute(page)).mappings())
+        async def work(
+            connection: AsyncConnection,
+        ) -> tuple[builtins.list[Row], builtins.list[Row]]:
+            rows: builtins.list[Row] = list((await connection.execute(page)).mappings())
             started = [row["intent_id"] for row in rows if row["epoch"] > 0]
             if not started:
                 return rows, []
@@ -359,7 +369,7 @@ class Intents:
             return rows, list((await connection.execute(tried.order_by(attempts.c.epoch))).mappings())
 
         rows, tried = await self._store.read(work)
-        by_intent: dict[str, list[Mapping[str, Any]]] = {}
+        by_intent: dict[str, builtins.list[Row]] = {}
         for attempt in tried:
             by_intent.setdefault(attempt["intent_id"], []).append(attempt)
         views = []
@@ -374,6 +384,7 @@ class Intents:
 
         Raises: MeshError `not_found`, `already_terminal` (extra: state).
         """
+
         async def work(connection: AsyncConnection) -> tuple[CancelOutcome, Aftermath]:
             thread = await LockedThread.take_of(connection, intent_id, tenant_id=tenant_id, events=1)
             intent = None if thread is None else await read_locked(connection, thread, intent_id)
@@ -399,6 +410,7 @@ class Intents:
 
         Raises: MeshError `not_found`, `not_replayable` (extra: state), `deadline_passed`.
         """
+
         async def work(connection: AsyncConnection) -> Aftermath:
             thread = await LockedThread.take_of(
                 connection, intent_id, tenant_id=tenant_id, events=1, seq_count=threads.c.seq_count + 1
@@ -421,9 +433,7 @@ class Intents:
         await self._herald.tell(await self._store.write(work))
         return await self.get(tenant_id, intent_id)
 
-    async def _replay(
-        self, connection: AsyncConnection, thread: LockedThread, intent: Mapping[str, Any]
-    ) -> Aftermath:
+    async def _replay(self, connection: AsyncConnection, thread: LockedThread, intent: Row) -> Aftermath:
         aftermath = Aftermath()
         intent_id: str = intent["intent_id"]
         await connection.execute(

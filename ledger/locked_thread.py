@@ -63,7 +63,13 @@ class LockedThread:
 
     @classmethod
     async def take_of(
-        cls, connection: AsyncConnection, intent_id: str, *, tenant_id: str | None = None, events: int = 0, **values: Any
+        cls,
+        connection: AsyncConnection,
+        intent_id: str,
+        *,
+        tenant_id: str | None = None,
+        events: int = 0,
+        **values: Any,
     ) -> "LockedThread | None":
         """Lock the thread of an intent (of this tenant, when one is given). None when there is no such intent."""
         place = select(models.intents.c.tenant_id, models.intents.c.thread_id).where(

@@ -34,7 +34,7 @@ from sqlalchemy.types import TypeDecorator
 from mesh.contract.states import HEAD, State
 
 
-class now_ms(FunctionElement[int]):  # noqa: N801 - reads as the SQL function that it is
+class now_ms(FunctionElement[int]):
     """The database clock in milliseconds: the only clock that judges leases, deadlines and retries."""
 
     type = BigInteger()

@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from ledger.store import Row
 from ledger.turns import PreparedMessage, check_messages, prepare, text_of, user_text
 from mesh.contract import canonical_json
 from mesh.contract.canonical_json import DEPTH_MAX, clean_text
@@ -71,11 +72,15 @@ def check_pin(key: str, text: str) -> None:
     """Raise MeshError `invalid_request` for a pin that no thread can hold."""
     if not 1 <= len(key) <= PIN_KEY_CHARS_MAX or not key.isprintable() or "/" in key:
         raise MeshError(
-            ErrorCode.INVALID_REQUEST, f"a pin's key has 1 to {PIN_KEY_CHARS_MAX} printable characters, no /", field="key"
+            ErrorCode.INVALID_REQUEST,
+            f"a pin's key has 1 to {PIN_KEY_CHARS_MAX} printable characters, no /",
+            field="key",
         )
     if not 1 <= len(text) <= PIN_TEXT_CHARS_MAX or clean_text(text) != text:
         raise MeshError(
-            ErrorCode.INVALID_REQUEST, f"a pin's text has 1 to {PIN_TEXT_CHARS_MAX} characters, and no NUL", field="text"
+            ErrorCode.INVALID_REQUEST,
+            f"a pin's text has 1 to {PIN_TEXT_CHARS_MAX} characters, and no NUL",
+            field="text",
         )
 
 
@@ -99,7 +104,7 @@ class Outcome:
         values = {"last_plan": self.plan, "title": self.title}
         return {name: value for name, value in values.items() if value is not None}
 
-    def merged(self, thread: Mapping[str, Any]) -> dict[str, Any]:
+    def merged(self, thread: Row) -> dict[str, Any]:
         """Return the columns of the thread that the turn merges into.
 
         Raises: MeshError `too_large`.

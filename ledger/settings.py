@@ -38,7 +38,10 @@ class LedgerSettings(MeshSettings):
     node_lost_after_s: float = Field(45.0, gt=0, le=86_400, description="A node unseen this long is shown as lost")
     node_forget_after_s: float = Field(86_400.0, gt=0, description="A node unseen this long is removed from the list")
     embedding_model: str = Field(
-        "all-MiniLM-L6-v2", min_length=1, max_length=200, description="Model of semantic ranking; 'none' switches it off"
+        "all-MiniLM-L6-v2",
+        min_length=1,
+        max_length=200,
+        description="Model of semantic ranking; 'none' switches it off",
     )
 
     @property

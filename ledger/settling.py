@@ -3,7 +3,7 @@
 Must never be called with a row that was read before the thread's lock was taken.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, case, literal_column, select, update
@@ -13,12 +13,13 @@ from ledger.aftermath import ANNOUNCED, Aftermath, announcement
 from ledger.decisions import Verdict
 from ledger.locked_thread import LockedThread
 from ledger.models import attempts, intents
+from ledger.store import Row
+from ledger.times import to_text
 from ledger.turns import PreparedMessage, insert_turns
 from mesh.contract.api import ErrorView
 from mesh.contract.errors import Cause
 from mesh.contract.messages import AttemptLog, EventKind, Usage
 from mesh.contract.states import HEAD, Event, State, advance
-from ledger.times import to_text
 
 # The columns that settling needs.
 SETTLED = tuple(
@@ -58,7 +59,7 @@ def in_state(*states: State) -> ColumnElement[bool]:
     return intents.c.state.in_([literal_column(f"'{state}'") for state in states])
 
 
-async def read_locked(connection: AsyncConnection, thread: LockedThread, intent_id: str) -> Mapping[str, Any] | None:
+async def read_locked(connection: AsyncConnection, thread: LockedThread, intent_id: str) -> Row | None:
     """Return an intent of a locked thread: nobody changes its state until the transaction ends."""
     statement = select(*SETTLED).where(intents.c.intent_id == intent_id, intents.c.tenant_id == thread.tenant_id)
     return (await connection.execute(statement)).mappings().one_or_none()
@@ -70,7 +71,9 @@ async def promote_next(
     """Make the oldest waiting intent of a thread that has lost its head the head."""
     oldest = (
         select(intents.c.intent_id)
-        .where(intents.c.tenant_id == thread.tenant_id, intents.c.thread_id == thread.thread_id, in_state(State.ACCEPTED))
+        .where(
+            intents.c.tenant_id == thread.tenant_id, intents.c.thread_id == thread.thread_id, in_state(State.ACCEPTED)
+        )
         .order_by(intents.c.seq)
         .limit(1)
         .scalar_subquery()
@@ -100,7 +103,7 @@ def error_of(cause: Cause, detail: str) -> ErrorView:
 async def settle(
     connection: AsyncConnection,
     thread: LockedThread,
-    intent: Mapping[str, Any],
+    intent: Row,
     verdict: Verdict,
     detail: str,
     aftermath: Aftermath,
@@ -117,12 +120,21 @@ async def settle(
     """
     state = advance(State(intent["state"]), verdict.event)
     intent_id: str = intent["intent_id"]
-    values: dict[str, Any] = {"state": state, "lease_until_ms": None, "max_attempts": intents.c.max_attempts + verdict.extra_attempts}
+    values: dict[str, Any] = {
+        "state": state,
+        "lease_until_ms": None,
+        "max_attempts": intents.c.max_attempts + verdict.extra_attempts,
+    }
     if state is State.READY:
         due = thread.now_ms + verdict.delay_ms
         is_due = verdict.delay_ms == 0
         values |= {"available_at_ms": due, "announce_after_ms": due + announce_again_ms if is_due else due}
-        retry = {"attempt": intent["attempt"], "cause": verdict.cause, "detail": detail, "next_attempt_at": to_text(due)}
+        retry = {
+            "attempt": intent["attempt"],
+            "cause": verdict.cause,
+            "detail": detail,
+            "next_attempt_at": to_text(due),
+        }
         thread.append(EventKind.INTENT_RETRYING, intent_id, retry)
         if is_due:
             aftermath.announced.append(announcement(intent))
@@ -132,9 +144,7 @@ async def settle(
         thread.append(_KINDS[verdict.event], intent_id, {**error, "attempt": intent["attempt"]})
     changed = await connection.execute(
         update(intents)
-        .where(
-            intents.c.intent_id == intent_id, intents.c.epoch == intent["epoch"], intents.c.state == intent["state"]
-        )
+        .where(intents.c.intent_id == intent_id, intents.c.epoch == intent["epoch"], intents.c.state == intent["state"])
         .values(**values)
     )
     assert changed.rowcount == 1, "an intent changed its state without its thread's lock"

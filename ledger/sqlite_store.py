@@ -103,7 +103,9 @@ class SqliteStore(Store):
         self._reading = None
         if not in_memory:
             pragmas = ("query_only=ON", f"busy_timeout={BUSY_TIMEOUT_MS}")
-            self._reading = _engine(url, "BEGIN", pragmas, pool_size=READERS, max_overflow=0, pool_timeout=self._timeout_s)
+            self._reading = _engine(
+                url, "BEGIN", pragmas, pool_size=READERS, max_overflow=0, pool_timeout=self._timeout_s
+            )
         self._waiting: deque[_Item] = deque()
         self._arrived = asyncio.Event()
         self._is_closing = False

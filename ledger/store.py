@@ -6,9 +6,9 @@ Must never let work do anything but SQL: while it runs it holds locks.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from sqlalchemy import select
 from sqlalchemy.engine import URL, make_url
@@ -21,6 +21,8 @@ from mesh.contract.errors import ErrorCode, MeshError
 
 T = TypeVar("T")
 Work = Callable[[AsyncConnection], Awaitable[T]]
+# One row by the names of its columns.
+Row = Mapping[Any, Any]
 
 
 class Store(ABC):

@@ -76,18 +76,14 @@ async def write_calls(
         elif event.kind is EventKind.TOOL_FINISHED:
             result = json.dumps(event.data.get("result"), ensure_ascii=False)
             done = update(tool_calls).where(*this, tool_calls.c.status == "started")
-            changed = await connection.execute(
-                done.values(status="finished", result=result, finished_at_ms=now_ms())
-            )
+            changed = await connection.execute(done.values(status="finished", result=result, finished_at_ms=now_ms()))
             if changed.rowcount != 1:
                 raise MeshError(
                     ErrorCode.INVALID_REQUEST, f"the tool call {call_id!r} ended without having begun", field="call_id"
                 )
 
 
-async def begin_attempt(
-    connection: AsyncConnection, tenant_id: str, intent_id: str, attempt: int
-) -> list[ToolRecord]:
+async def begin_attempt(connection: AsyncConnection, tenant_id: str, intent_id: str, attempt: int) -> list[ToolRecord]:
     """Mark what earlier attempts left open as uncertain, and return all that they did, in order."""
     await connection.execute(
         update(tool_calls)

@@ -103,8 +103,9 @@ async def insert_turns(
             for number, _ in enumerate(turns, first_number)
         ],
     )
-    for number, turn in enumerate(turns, first_number):
-        await insert_messages(connection, thread, turn, turn_number=number, first_position=0)
+    rows = [row for number, turn in enumerate(turns, first_number) for row in _rows(thread, turn, number, 0)]
+    if rows:
+        await connection.execute(insert(models.messages), rows)
 
 
 async def insert_messages(
@@ -116,7 +117,13 @@ async def insert_messages(
     first_position: int,
 ) -> None:
     """Insert messages of one turn that exists."""
-    rows = [
+    await connection.execute(insert(models.messages), _rows(thread, messages, turn_number, first_position))
+
+
+def _rows(
+    thread: LockedThread, messages: Sequence[PreparedMessage], turn_number: int, first_position: int
+) -> list[dict[str, Any]]:
+    return [
         {
             "message_id": new_id(),
             "tenant_id": thread.tenant_id,
@@ -134,5 +141,3 @@ async def insert_messages(
         }
         for position, item in enumerate(messages, first_position)
     ]
-    if rows:
-        await connection.execute(insert(models.messages), rows)

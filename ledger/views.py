@@ -4,10 +4,11 @@ Must never show one tenant's row for another's question: the queries have filter
 """
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any
 from urllib.parse import quote
 
+from ledger.store import Row
 from ledger.times import to_time
 from mesh.contract.api import (
     AttemptView,
@@ -23,8 +24,6 @@ from mesh.contract.api import (
 )
 from mesh.contract.messages import Award, PriceParts
 from mesh.contract.states import State
-
-Row = Mapping[str, Any]
 
 _THREAD_STATUS = {None: "idle", "ready": "queued", "running": "running", "waiting": "waiting"}
 
@@ -81,7 +80,9 @@ def attempt_view(row: Row) -> AttemptView:
 
 def intent_view(row: Row, attempts: Sequence[Row] = (), result: Row | None = None) -> IntentView:
     """Shape a row of `intents`, its attempts (oldest first) and its row of `results`."""
-    usage = result["usage"] if result is not None else next((a["usage"] for a in reversed(attempts) if a["usage"]), None)
+    usage = (
+        result["usage"] if result is not None else next((a["usage"] for a in reversed(attempts) if a["usage"]), None)
+    )
     partial_turn = next((a["settled_turn_number"] for a in reversed(attempts)), None)
     is_retrying = row["state"] == State.READY and row["attempt"] > 0
     return IntentView(

@@ -51,6 +51,7 @@ class Attempt:
         self._node_id = node_id
         self._pump = EventPump(ledger, claim, node_id)
         self._meter = Meter()
+        self._model_error: ModelError | None = None
         self._update = ThreadUpdate()
         self._result: wire.Result | None = None
         self._partial: list[str] = []
@@ -186,7 +187,7 @@ class Attempt:
                 self._result = frame
             case wire.Error():
                 detail = f"{frame.detail}\nhint: {frame.hint}" if frame.hint else frame.detail
-                raise _Failed(frame.cause, detail, is_retryable=frame.is_retryable)
+                raise _Failed(frame.cause, detail, is_retryable=self._is_retryable(frame))
 
     async def _call_model(self, call: wire.LlmChat, worker: Worker) -> None:
         async def on_delta(text: str) -> None:
@@ -198,11 +199,18 @@ class Attempt:
         try:
             reply = await self._broker.chat(call, self._folder.template.model, self._meter, on_delta)
         except ModelError as error:
+            self._model_error = error
             answer = wire.llm_error(call.request_id, cause=error.cause, detail=error.detail, hint=error.hint)
         else:
             usage = Usage(input_tokens=reply.input_tokens, output_tokens=reply.output_tokens)
             answer = wire.llm_result(call.request_id, reply.text, usage=usage, finish_reason=reply.finish_reason)
         await worker.send(answer)
+
+    def _is_retryable(self, frame: wire.Error) -> bool | None:
+        """What the worker says counts; of a model's error that it passes on, the node knows better than the cause."""
+        if frame.is_retryable is None and self._model_error is not None and frame.cause is self._model_error.cause:
+            return self._model_error.is_retryable
+        return frame.is_retryable
 
     def _keep_partial(self, text: str) -> None:
         room = PARTIAL_TEXT_CHARS_MAX - self._partial_chars

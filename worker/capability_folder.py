@@ -36,17 +36,21 @@ def load_capability(path: Path) -> CapabilityFolder:
     Raises: TemplateError with every mistake found; mistakes outside template.yaml have the file as their path.
     """
     path = path.resolve()
-    template = load_template(_read(path / TEMPLATE_FILE))
+    text = _read(path / TEMPLATE_FILE)
+    template = load_template(text)
     mistakes = []
     if template.name != path.name:
-        mistakes.append(Mistake(1, "name", f"is {template.name!r}, but the folder is called {path.name!r}"))
+        mistakes.append(
+            Mistake(_line_of("name", text), "name", f"is {template.name!r}, but the folder is called {path.name!r}")
+        )
     if template.isolation == "sandbox":
-        mistakes.append(Mistake(1, "isolation", "'sandbox' is not available in this version: use 'process'"))
+        line = _line_of("isolation", text)
+        mistakes.append(Mistake(line, "isolation", "'sandbox' is not available in this version: use 'process'"))
     match template.runtime:
         case "python":
             mistakes += _check_handler(path / HANDLER_FILE)
         case "exec":
-            mistakes += _check_command(path, template.command or [])
+            mistakes += _check_command(path, template.command or [], _line_of("command", text))
         case "prompt":
             mistakes += _check_prompts(path / PROMPTS_FOLDER)
     if mistakes:
@@ -94,6 +98,11 @@ def _read(file: Path) -> str:
         raise TemplateError([Mistake(1, file.name, f"is not UTF-8 (at byte {error.start})")]) from error
 
 
+def _line_of(key: str, template: str) -> int:
+    """Return the line of a key at the top of a template that has been read without mistakes."""
+    return next((number for number, line in enumerate(template.splitlines(), 1) if line.startswith(f"{key}:")), 1)
+
+
 def _check_handler(file: Path) -> list[Mistake]:
     try:
         tree = ast.parse(_read(file))
@@ -119,12 +128,13 @@ def _check_parameters(file: Path, function: ast.FunctionDef | ast.AsyncFunctionD
     return [Mistake(function.lineno, file.name, "run must take two arguments: def run(intent, context)")]
 
 
-def _check_command(folder: Path, command: list[str]) -> list[Mistake]:
+def _check_command(folder: Path, command: list[str], line: int) -> list[Mistake]:
     if resolve_program(folder, command) is not None:
         return []
     if (folder / command[0]).is_file():
-        return [Mistake(1, "command", f"{command[0]!r} is not executable: chmod +x {folder.name}/{command[0]}")]
-    return [Mistake(1, "command", f"there is no program {command[0]!r}, neither in the folder nor on PATH")]
+        shown = Path(folder.name) / command[0]
+        return [Mistake(line, "command", f"{command[0]!r} is not executable: chmod +x {shown}")]
+    return [Mistake(line, "command", f"there is no program {command[0]!r}, neither in the folder nor on PATH")]
 
 
 def _check_prompts(folder: Path) -> list[Mistake]:

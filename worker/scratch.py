@@ -1,10 +1,13 @@
 """Temporary directories of workers, and what dead zygotes left in and around them.
 
-Must never follow a symbolic link out of a directory that it removes, or kill a process that does not carry the
-directory's name in its environment, work in it, or belong to a session named by the caller.
+Every process below a zygote carries its birth mark: a value, drawn from the directory's path, of a resource limit
+that Linux has kept since 2.4 without using it (RLIMIT_LOCKS). Fork, exec, setsid, a cleared environment and a new
+parent leave it alone, so even a daemon by the book is found when its zygote could not end it.
+Must never follow a symbolic link out of a directory that it removes, or kill a process without the mark.
 """
 
 import contextlib
+import hashlib
 import os
 import re
 import shutil
@@ -52,22 +55,25 @@ def _started_at(pid: int) -> int:
         return 0
 
 
+def birth_mark(directory: Path) -> int:
+    """Return the mark of the zygote that owns `directory`: 40 bits."""
+    return int.from_bytes(hashlib.sha256(str(directory).encode()).digest()[:5], "big")
+
+
 def sweep_dead_owners(scratch_dir: Path) -> None:
     """Kill the processes and remove the directories of zygotes whose node is gone."""
     for entry in list(scratch_dir.iterdir()):
         owner = _OWNER.search(entry.name)
         if owner is not None and _started_at(int(owner[1])) != int(owner[2]):
-            kill_leftovers(entry, sessions=set())
+            kill_leftovers(entry)
             remove_tree(entry)
 
 
-def kill_leftovers(directory: Path, *, sessions: set[int]) -> None:
-    """Kill every process that works in `directory`, names it in its environment, or belongs to `sessions`.
-
-    For a zygote that could not clean up itself: its workers are gone, their detached descendants may not be.
-    """
+def kill_leftovers(directory: Path) -> None:
+    """Kill every process with the mark of `directory`, until there is none."""
+    mark = str(birth_mark(directory)).encode()
     for _ in range(_ROUNDS_MAX):
-        found = [pid for pid in kernel.all_pids() if _belongs(pid, str(directory), sessions)]
+        found = [pid for pid in kernel.all_pids() if _is_marked(pid, mark)]
         for pid in found:
             kernel.kill(pid)
         if not found:
@@ -75,21 +81,11 @@ def kill_leftovers(directory: Path, *, sessions: set[int]) -> None:
         time.sleep(_ROUND_PAUSE_S)
 
 
-def _belongs(pid: int, directory: str, sessions: set[int]) -> bool:
-    if pid == os.getpid():
-        return False
-    process = Path(f"/proc/{pid}")
+def _is_marked(pid: int, mark: bytes) -> bool:
     try:
-        parts = (process / "stat").read_bytes().rpartition(b")")[2].split()
-        if parts[0] == b"Z":
-            return False  # dead already; its parent will reap it
-        if int(parts[3]) in sessions:
-            return True
-        working_directory = str((process / "cwd").readlink())
-        if working_directory == directory or working_directory.startswith(directory + "/"):
-            return True
-        environment = (process / "environ").read_bytes().split(b"\0")
+        limits = Path(f"/proc/{pid}/limits").read_bytes()
+        state = Path(f"/proc/{pid}/stat").read_bytes().rpartition(b")")[2].split()[0]
     except OSError:
         return False
-    marks = (f"TMPDIR={directory}".encode(), f"HOME={directory}".encode())
-    return any(value.startswith(mark) for mark in marks for value in environment)
+    # A zombie is dead already; its parent will reap it.
+    return state != b"Z" and any(line.split()[3:4] == [mark] for line in limits.splitlines() if b"file locks" in line)

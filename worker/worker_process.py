@@ -7,6 +7,7 @@ given to another process: a pidfd names the worker.
 import asyncio
 import contextlib
 import os
+import select
 import signal
 import socket
 from collections.abc import AsyncIterator, Callable
@@ -125,11 +126,10 @@ class Worker:
         """Whether the process runs, as the kernel says: it may have ended before the zygote's word is here."""
         if self._pidfd is None:
             return False
-        try:
-            signal.pidfd_send_signal(self._pidfd, 0)
-        except OSError:
-            return False
-        return True
+        # A pidfd is readable once its process has ended, reaped or not.
+        ended = select.poll()
+        ended.register(self._pidfd, select.POLLIN)
+        return not ended.poll(0)
 
     async def activate(self, assignment: Assignment) -> None:
         """Hand over the intent; the worker begins at once. Call exactly once.

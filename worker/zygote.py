@@ -367,6 +367,7 @@ def main() -> None:
     config = json.loads(datagram)
     # While the capability's own code runs here, only the kernel can end this process with its node.
     kernel.die_with_parent(config["node_pid"])
+    kernel.set_birth_mark(config["birth_mark"])
     kernel.renounce_privileges()
     kernel.adopt_orphans()
     kernel.set_process_name(f"zygote:{config['name']}")

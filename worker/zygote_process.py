@@ -124,6 +124,7 @@ class ZygoteProcess:
             "program": program or (str(self._folder.path / command[0]) if command else None),
             "limits": template.limits.model_dump(include={"memory_mb", "cpu_s", "open_files", "processes"}),
             "scratch": str(self._scratch),
+            "birth_mark": scratch.birth_mark(self._scratch),
             "environment": {**_plain_environment(), "PYTHONDONTWRITEBYTECODE": "1"},
             "node_pid": os.getpid(),
         }
@@ -246,9 +247,7 @@ class ZygoteProcess:
             process.kill()
             code = process.wait()
         if code != 0:
-            for worker in list(self._workers.values()):
-                worker.begin_kill()
-            scratch.kill_leftovers(self._scratch, sessions={process.pid, *self._workers})
+            scratch.kill_leftovers(self._scratch)
 
     def _last_words(self) -> str:
         code = self._process.returncode if self._process is not None else None

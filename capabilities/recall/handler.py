@@ -129,15 +129,10 @@ def shorten(statement: Statement, wanted: frozenset[str]) -> str:
 
 
 def _holds(stems: frozenset[str], wanted: str) -> bool:
-    if wanted in stems:
-        return True
-    if len(wanted) < PREFIX_CHARACTERS_MIN:
-        return False
-    return any(
-        abs(len(one) - len(wanted)) <= 3 and len(one) >= PREFIX_CHARACTERS_MIN and _common(one, wanted) for one in stems
-    )
+    return wanted in stems or any(_is_same_word(one, wanted) for one in stems)
 
 
-def _common(one: str, other: str) -> bool:
-    length = min(len(one), len(other))
-    return one[:length] == other[:length]
+def _is_same_word(one: str, other: str) -> bool:
+    """Allergy and allergic: the shorter begins the longer, its last letter aside."""
+    needed = max(PREFIX_CHARACTERS_MIN, min(len(one), len(other)) - 1)
+    return abs(len(one) - len(other)) <= 3 and len(other) >= needed and one[:needed] == other[:needed]

@@ -4,26 +4,27 @@
 # Must never print to anything but MESH_FD what the node shall read: stdout and stderr are the log.
 set -eu
 
-# Undo JSON's escapes. Bytes above 127 pass as they are, so UTF-8 stays whole.
+# Undo JSON's escapes: what lies between two backslashes is a record, so a long text takes linear time. Bytes above
+# 127 pass as they are, so UTF-8 stays whole.
 awk '
+BEGIN { RS = "\\" }
+function plain(text) { printf "%s", held; held = text }  # the last record still has the closing quote
+NR == 1 { plain(substr($0, length("{\"text\":\"") + 1)); next }
+is_after_backslash { is_after_backslash = 0; plain($0); next }
+$0 == "" { is_after_backslash = 1; plain("\\"); next }
 {
-  text = substr($0, length("{\"text\":\"") + 1)
-  text = substr(text, 1, length(text) - length("\"}"))
-  while ((at = index(text, "\\")) > 0) {
-    printf "%s", substr(text, 1, at - 1)
-    mark = substr(text, at + 1, 1)
-    skip = 2
-    if (mark == "n") printf "\n"
-    else if (mark == "t") printf "\t"
-    else if (mark == "r") printf "\r"
-    else if (mark == "f") printf "\f"
-    else if (mark == "b") printf "\b"
-    else if (mark == "u") { printf "\001"; skip = 6 }  # only control characters come escaped in this way
-    else printf "%s", mark
-    text = substr(text, at + skip)
-  }
-  printf "%s", text
-}' <&"$INTENT_PAYLOAD_FD" >text
+  mark = substr($0, 1, 1)
+  rest = substr($0, 2)
+  if (mark == "n") plain("\n")
+  else if (mark == "t") plain("\t")
+  else if (mark == "r") plain("\r")
+  else if (mark == "f") plain("\f")
+  else if (mark == "b") plain("\b")
+  else if (mark == "u") { plain("\001"); rest = substr(rest, 5) }  # only control characters come escaped so
+  else plain(mark)
+  plain(rest)
+}
+END { printf "%s", substr(held, 1, length(held) - length("\"}")) }' <&"$INTENT_PAYLOAD_FD" >text
 
 words=$(wc -w <text)
 characters=$(wc -m <text)

@@ -8,6 +8,7 @@ import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +18,8 @@ from gateway.app import build_app
 from gateway.settings import GatewaySettings
 from gateway.state import Gateway
 from gateway.wire import Server, server_config
-from ledger.ledger import Ledger
+from ledger.ledger import Ledger, open_ledger
+from ledger.settings import LedgerSettings
 from mesh.backplane.backplane import Backplane
 from mesh.backplane.notice_board import NoticeBoard
 from mesh.contract.api import SubmitIntent
@@ -33,6 +35,7 @@ from mesh.contract.messages import (
     Settled,
     WorkerEvent,
 )
+from mesh.contract.ports import SilentPort
 from mesh.contract.template import Template
 
 ECHO = Template(
@@ -80,6 +83,17 @@ class RunningGateway:
         response = await self.client.post("/intent", json=body, headers=headers)
         assert response.status_code == 202, response.text
         return response.json()
+
+
+@asynccontextmanager
+async def open_sqlite_ledger(folder: Path) -> AsyncIterator[Ledger]:
+    """A ledger over a new SQLite file, without an embedder."""
+    settings = LedgerSettings(data_dir=folder, embedding_model="none")
+    ledger = await open_ledger(settings, port=SilentPort(), embedder=None)
+    try:
+        yield ledger
+    finally:
+        await ledger.close()
 
 
 @asynccontextmanager

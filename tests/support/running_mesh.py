@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Self
 
@@ -50,7 +51,7 @@ def processes_in(folder: Path) -> dict[int, str]:
     return found
 
 
-async def eventually(condition: Any, *, timeout_s: float, what: str) -> Any:
+async def eventually(condition: Any, *, timeout_s: float, what: str | Callable[[], str]) -> Any:
     """Return the condition's first true value; fail with `what` after `timeout_s`."""
     deadline_s = time.monotonic() + timeout_s
     while True:
@@ -59,7 +60,7 @@ async def eventually(condition: Any, *, timeout_s: float, what: str) -> Any:
             value = await value
         if value:
             return value
-        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what}"
+        assert time.monotonic() < deadline_s, f"not within {timeout_s:g} s: {what() if callable(what) else what}"
         await asyncio.sleep(0.05)
 
 
@@ -141,13 +142,13 @@ class RunningMesh:
             )
             self.launch("ledger", "ledger", "serve")
         self.launch("gateway", "gateway")
-        await eventually(self.is_ready, timeout_s=START_TIMEOUT_S, what=f"a ready gateway{self._logs()}")
+        await eventually(self.is_ready, timeout_s=START_TIMEOUT_S, what=lambda: f"a ready gateway{self._logs()}")
         for number in range(1, self._node_count + 1):
             self.start_node(f"node-{number}")
         await eventually(
             lambda: self._nodes_up(self._node_count),
             timeout_s=START_TIMEOUT_S,
-            what=f"{self._node_count} nodes{self._logs()}",
+            what=lambda: f"{self._node_count} nodes{self._logs()}",
         )
         return self
 
@@ -160,7 +161,9 @@ class RunningMesh:
         self._redis_url = address.read_text().strip()
 
     async def is_ready(self) -> bool:
-        """Whether the gateway says so."""
+        """Whether the gateway says so; fails at once when a role has ended."""
+        for name, process in self.processes.items():
+            assert process.poll() is None, f"{name} ended with {process.returncode}{self._logs()}"
         try:
             return (await self.client.get("/readyz")).status_code == 200
         except httpx.TransportError:
@@ -211,7 +214,9 @@ class RunningMesh:
                 process.kill()
                 codes[name] = process.wait()
         await eventually(
-            lambda: not processes_in(self.folder), timeout_s=5, what=f"no process left: {processes_in(self.folder)}"
+            lambda: not processes_in(self.folder),
+            timeout_s=5,
+            what=lambda: f"no process left: {processes_in(self.folder)}",
         )
         assert set(codes.values()) <= {0}, f"exit codes {codes}{self._logs()}"
 

@@ -116,7 +116,7 @@ end
 local function charge(waiting)
   local tenant = waiting.record[TENANT]
   call('SET', ROOT .. ':clock', exact(waiting.start))
-  call('ZREMRANGEBYSCORE', ROOT .. ':shares', '-inf', exact(waiting.start+1))
+  call('ZREMRANGEBYSCORE', ROOT .. ':shares', '-inf', exact(waiting.start))
   call('ZADD', ROOT .. ':shares', exact(waiting.start + 1 / tonumber(waiting.record[WEIGHT])), tenant)
 end
 

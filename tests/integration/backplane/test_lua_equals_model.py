@@ -13,7 +13,7 @@ from support.redis_server import RedisServer
 from mesh.backplane.backplane import Backplane
 from mesh.contract.messages import Announcement, Award, Bid
 
-NODES = ["n1", "n2", "n3", "nä", "n10", "z1", "z2", "z3"]
+NODES = ["n1", "n10", "nä"]
 nodes = st.sampled_from(NODES)
 capabilities = st.sampled_from(["echo", "chat"])
 prices = st.sampled_from([0.0, 0.1, 0.3, 0.1 + 0.2, 1.0, 1.5]) | st.floats(0, 3)
@@ -107,7 +107,7 @@ async def play(backplane: Backplane, model: BookModel, step: tuple[Any, ...]) ->
 
 
 @settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(history=st.lists(steps, min_size=5, max_size=40))
+@given(history=st.lists(steps, min_size=20, max_size=60))
 def test_the_lua_book_decides_as_the_model_does(shared_redis: RedisServer, history: list[tuple[Any, ...]]) -> None:
     """Same winner, same price, same losers, same turn, same slots, whatever happened before."""
 

@@ -1,7 +1,10 @@
 """Health, metrics, and what the gateway says while its database is gone."""
 
+import asyncio
+
 import pytest
-from support.running_gateway import RunningGateway, SimulatedNode, run_gateway
+from structlog.testing import capture_logs
+from support.running_gateway import RunningGateway, SimulatedNode, parse_stream, run_gateway
 
 from ledger.ledger import Ledger
 from mesh.contract.errors import unavailable
@@ -48,7 +51,6 @@ async def test_gateway_goes_red_while_the_database_is_gone(
 
 async def test_check_that_hangs_is_red(running: RunningGateway, monkeypatch: pytest.MonkeyPatch) -> None:
     """After two seconds, not never."""
-    import asyncio
 
     async def hang() -> None:
         await asyncio.Event().wait()
@@ -74,8 +76,6 @@ async def test_stream_survives_a_database_that_goes_and_comes(
     running: RunningGateway, node: SimulatedNode, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Without a gap or a repeat."""
-    from support.running_gateway import parse_stream
-
     intent = await running.submit()
     real = running.ledger.events.after
     failures = iter([True] * 3)
@@ -110,8 +110,10 @@ async def test_bug_is_a_problem_without_its_text(running: RunningGateway, monkey
         raise RuntimeError("canary-secret")
 
     monkeypatch.setattr(running.ledger.intents, "list", broken)
-    response = await running.client.get("/intents")
+    with capture_logs() as entries:
+        response = await running.client.get("/intents")
     assert (response.status_code, response.json()["code"]) == (500, "internal")
+    assert [(entry["event"], entry["route"]) for entry in entries] == [("request_failed", "/intents")]
     assert "canary-secret" not in response.text
     assert response.headers["x-request-id"] in response.json()["hint"]
 

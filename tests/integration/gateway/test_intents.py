@@ -2,8 +2,9 @@
 
 import asyncio
 import time
+from contextlib import suppress
+from typing import Any
 
-import pytest
 from support.running_gateway import RunningGateway, SimulatedNode
 
 from mesh.contract.errors import Cause
@@ -138,30 +139,30 @@ async def test_passed_deadline_is_refused(running: RunningGateway) -> None:
     assert (await running.client.get("/intents")).json()["items"] == []
 
 
-@pytest.mark.parametrize(
-    ("body", "field"),
-    [
-        ({"type": "echo", "payload": {"text": 1}}, "payload.text"),
-        ({"type": "echo", "payload": {"text": "x", "parts": [1, "two"]}}, "payload.parts[1]"),
-        ({"type": "echo", "payload": {}}, "payload"),
-        ({"type": "ecko", "payload": {}}, "type"),
-        ({"type": "Echo!", "payload": {}}, "type"),
-        ({"type": "echo"}, "payload"),
-        ({"type": "echo", "payload": []}, "payload"),
-        ({"type": "echo", "payload": {"text": "x"}, "budgt": 1}, "budgt"),
-        ({"type": "echo", "payload": {"text": "x"}, "priority": "1"}, "priority"),
-        ({"type": "echo", "payload": {"text": "x"}, "priority": 1000}, "priority"),
-        ({"type": "echo", "payload": {"text": "x"}, "thread_id": "a b"}, "thread_id"),
-        ({"type": "echo", "payload": {"text": "x"}, "thread_id": ""}, "thread_id"),
-        ({"type": "echo", "payload": {"text": "x"}, "not_before": 1700000000}, "not_before"),
-        ({"type": "echo", "payload": {"text": "x"}, "deadline": "2026-01-01T00:00:00"}, "deadline"),
-        ({"type": "echo", "payload": {"text": "x"}, "on_busy": "panic"}, "on_busy"),
-    ],
-)
-async def test_wrong_field_is_named(running: RunningGateway, body: dict[str, object], field: str) -> None:
+WRONG_FIELDS: list[tuple[dict[str, Any], str]] = [
+    ({"type": "echo", "payload": {"text": 1}}, "payload.text"),
+    ({"type": "echo", "payload": {"text": "x", "parts": [1, "two"]}}, "payload.parts[1]"),
+    ({"type": "echo", "payload": {}}, "payload"),
+    ({"type": "ecko", "payload": {}}, "type"),
+    ({"type": "Echo!", "payload": {}}, "type"),
+    ({"type": "echo"}, "payload"),
+    ({"type": "echo", "payload": []}, "payload"),
+    ({"type": "echo", "payload": {"text": "x"}, "budgt": 1}, "budgt"),
+    ({"type": "echo", "payload": {"text": "x"}, "priority": "1"}, "priority"),
+    ({"type": "echo", "payload": {"text": "x"}, "priority": 1000}, "priority"),
+    ({"type": "echo", "payload": {"text": "x"}, "thread_id": "a b"}, "thread_id"),
+    ({"type": "echo", "payload": {"text": "x"}, "thread_id": ""}, "thread_id"),
+    ({"type": "echo", "payload": {"text": "x"}, "not_before": 1700000000}, "not_before"),
+    ({"type": "echo", "payload": {"text": "x"}, "deadline": "2026-01-01T00:00:00"}, "deadline"),
+    ({"type": "echo", "payload": {"text": "x"}, "on_busy": "panic"}, "on_busy"),
+]
+
+
+async def test_wrong_field_is_named(running: RunningGateway) -> None:
     """422 with the path of what is wrong, and nothing is stored."""
-    response = await running.client.post("/intent", json=body)
-    assert (response.status_code, response.json()["field"]) == (422, field)
+    for body, field in WRONG_FIELDS:
+        response = await running.client.post("/intent", json=body)
+        assert (response.status_code, response.json()["field"]) == (422, field), body
     assert (await running.client.get("/intents")).json()["items"] == []
 
 
@@ -180,6 +181,8 @@ async def test_client_that_goes_away_leaves_the_intent_alone(running: RunningGat
         await writer.drain()
         await asyncio.sleep(number * 0.004)
         writer.transport.abort()
+        with suppress(OSError):
+            await writer.wait_closed()
     async with asyncio.timeout(10):
         while running.gateway.requests._open or running.gateway.streams._open:
             await asyncio.sleep(0.02)

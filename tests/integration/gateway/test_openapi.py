@@ -1,12 +1,24 @@
 """The document describes what is served: bodies, answers and the one shape of errors."""
 
+from collections.abc import AsyncIterator
+from pathlib import Path
 from typing import Any
 
 import httpx
+import pytest
 from jsonschema import Draft202012Validator
-from support.running_gateway import RunningGateway, SimulatedNode
+from support.running_gateway import RunningGateway, SimulatedNode, open_sqlite_ledger
+
+from ledger.ledger import Ledger
 
 PROBLEM = {"$ref": "#/components/schemas/Problem"}
+
+
+@pytest.fixture
+async def ledger(tmp_path: Path) -> AsyncIterator[Ledger]:
+    """SQLite is enough here: none of this depends on the database."""
+    async with open_sqlite_ledger(tmp_path) as ledger:
+        yield ledger
 
 
 async def _document(running: RunningGateway) -> dict[str, Any]:

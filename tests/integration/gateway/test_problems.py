@@ -1,11 +1,22 @@
 """Whatever is wrong, the answer is a problem document with a 4xx status, and the gateway stands."""
 
 import json
+from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
-from support.running_gateway import RunningGateway
+from support.running_gateway import RunningGateway, open_sqlite_ledger
+
+from ledger.ledger import Ledger
 
 JSON = {"Content-Type": "application/json"}
+
+
+@pytest.fixture
+async def ledger(tmp_path: Path) -> AsyncIterator[Ledger]:
+    """SQLite is enough here: nothing of this reaches the database."""
+    async with open_sqlite_ledger(tmp_path) as ledger:
+        yield ledger
 
 
 def _intent(payload: str) -> bytes:
@@ -40,18 +51,56 @@ HOSTILE = {
 }
 
 
-@pytest.mark.parametrize("kind", list(HOSTILE))
-async def test_hostile_body_is_refused(running: RunningGateway, kind: str) -> None:
+WRONG_CALLS = [
+    ("GET", "/nowhere", 404),
+    ("GET", "/intents/", 404),
+    ("POST", "/", 404),
+    ("GET", "/intent", 405),
+    ("DELETE", "/intents", 405),
+    ("PATCH", "/threads/x/pins/y", 405),
+    ("OPTIONS", "/intent", 405),
+    ("GET", "/intents?limit=0", 422),
+    ("GET", "/intents?limit=x", 422),
+    ("GET", "/intents?limit=201", 422),
+    ("GET", "/intents?status=unknown", 422),
+    ("GET", "/intents?stauts=dead", 422),
+    ("GET", "/intents?limit=1&limit=2", 422),
+    ("GET", "/intents?cursor=nonsense", 422),
+    ("GET", "/threads?cursor=%F0%9F%98%80", 422),
+    ("GET", "/intents/%00", 422),
+    ("GET", "/intents/%ff", 422),
+    ("GET", "/intents?type=%00", 422),
+    ("GET", "/intents?type=%c3%28", 422),
+    ("GET", "/intents/" + "x" * 200, 422),
+    ("GET", "/intents/none", 404),
+    ("POST", "/intents/none/cancel", 404),
+    ("POST", "/intents/none/replay", 404),
+    ("GET", "/threads/none", 404),
+    ("GET", "/threads/none/turns", 404),
+    ("GET", "/threads/none/context", 404),
+    ("GET", "/threads/none/pins", 404),
+    ("GET", "/threads/none/pins/k", 404),
+    ("DELETE", "/threads/none/pins/k", 404),
+    ("DELETE", "/threads/none", 404),
+    ("POST", "/nodes/none/drain", 404),
+    ("DELETE", "/admin/keys/none", 404),
+    ("GET", "/threads/none/context?max_tokens=0", 422),
+    ("GET", "/threads/none/events?after=-1", 422),
+    ("GET", "/threads/none/events?after=99999999999999999999", 422),
+]
+
+
+async def test_hostile_bodies_are_refused(running: RunningGateway) -> None:
     """4xx with code, detail and hint; nothing is stored; the next call is served."""
-    body, status = HOSTILE[kind]
-    response = await running.client.post("/intent", content=body, headers=JSON)
-    assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/problem+json"
-    problem = response.json()
-    assert problem["code"] in {"invalid_json", "invalid_request"}
-    assert problem["detail"]
-    assert problem["hint"]
-    assert len(response.content) < 4000
+    for kind, (body, status) in HOSTILE.items():
+        response = await running.client.post("/intent", content=body, headers=JSON)
+        assert response.status_code == status, (kind, response.text)
+        assert response.headers["content-type"] == "application/problem+json"
+        problem = response.json()
+        assert problem["code"] in {"invalid_json", "invalid_request"}, kind
+        assert problem["detail"]
+        assert problem["hint"], kind
+        assert len(response.content) < 4000, kind
     assert (await running.client.get("/intents")).json()["items"] == []
 
 
@@ -68,77 +117,35 @@ async def test_depth_of_64_is_still_fine(running: RunningGateway) -> None:
     assert (await running.client.post("/intent", content=body, headers=JSON)).status_code == 202
 
 
-@pytest.mark.parametrize(
-    ("headers", "status"),
-    [
+async def test_only_json_is_read(running: RunningGateway) -> None:
+    """Anything else is 415 and says which header to send."""
+    for headers, status in (
         ({}, 415),
         ({"Content-Type": "text/plain"}, 415),
         ({"Content-Type": "application/x-www-form-urlencoded"}, 415),
         ({"Content-Type": "application/json; charset=utf-16"}, 415),
         ({"Content-Type": "application/json", "Content-Encoding": "gzip"}, 415),
         ({"Content-Type": "APPLICATION/JSON; charset=UTF-8"}, 202),
-    ],
-)
-async def test_only_json_is_read(running: RunningGateway, headers: dict[str, str], status: int) -> None:
-    """Anything else is 415 and says which header to send."""
-    response = await running.client.post("/intent", content=_intent('{"text":"x"}'), headers=headers)
-    assert response.status_code == status
+    ):
+        response = await running.client.post("/intent", content=_intent('{"text":"x"}'), headers=headers)
+        assert response.status_code == status, headers
 
 
-@pytest.mark.parametrize(
-    ("method", "path", "status"),
-    [
-        ("GET", "/nowhere", 404),
-        ("GET", "/intents/", 404),
-        ("POST", "/", 404),
-        ("GET", "/intent", 405),
-        ("DELETE", "/intents", 405),
-        ("PATCH", "/threads/x/pins/y", 405),
-        ("OPTIONS", "/intent", 405),
-        ("GET", "/intents?limit=0", 422),
-        ("GET", "/intents?limit=x", 422),
-        ("GET", "/intents?limit=201", 422),
-        ("GET", "/intents?status=unknown", 422),
-        ("GET", "/intents?stauts=dead", 422),
-        ("GET", "/intents?limit=1&limit=2", 422),
-        ("GET", "/intents?cursor=nonsense", 422),
-        ("GET", "/threads?cursor=%F0%9F%98%80", 422),
-        ("GET", "/intents/%00", 422),
-        ("GET", "/intents/%ff", 422),
-        ("GET", "/intents?type=%00", 422),
-        ("GET", "/intents?type=%c3%28", 422),
-        ("GET", "/intents/" + "x" * 200, 422),
-        ("GET", "/intents/none", 404),
-        ("POST", "/intents/none/cancel", 404),
-        ("POST", "/intents/none/replay", 404),
-        ("GET", "/threads/none", 404),
-        ("GET", "/threads/none/turns", 404),
-        ("GET", "/threads/none/context", 404),
-        ("GET", "/threads/none/pins", 404),
-        ("GET", "/threads/none/pins/k", 404),
-        ("DELETE", "/threads/none/pins/k", 404),
-        ("DELETE", "/threads/none", 404),
-        ("POST", "/nodes/none/drain", 404),
-        ("DELETE", "/admin/keys/none", 404),
-        ("GET", "/threads/none/context?max_tokens=0", 422),
-        ("GET", "/threads/none/events?after=-1", 422),
-        ("GET", "/threads/none/events?after=99999999999999999999", 422),
-    ],
-)
-async def test_wrong_call_is_a_problem(running: RunningGateway, method: str, path: str, status: int) -> None:
+async def test_wrong_calls_are_problems(running: RunningGateway) -> None:
     """Unknown paths, methods, parameters and ids: the same shape everywhere."""
-    response = await running.client.request(method, path)
-    assert response.status_code == status, response.text
-    assert response.headers["content-type"] == "application/problem+json"
-    assert {"type", "title", "status", "code", "detail"} <= set(response.json())
-    assert response.json()["status"] == status
+    for method, path, status in WRONG_CALLS:
+        response = await running.client.request(method, path)
+        assert response.status_code == status, (method, path, response.text)
+        assert response.headers["content-type"] == "application/problem+json", (method, path)
+        assert {"type", "title", "status", "code", "detail"} <= set(response.json())
+        assert response.json()["status"] == status
 
 
-@pytest.mark.parametrize("wait", ["nan", "inf", "-1", "1e9", "x", "", "301"])
-async def test_wrong_wait_is_refused_before_anything_is_stored(running: RunningGateway, wait: str) -> None:
+async def test_wrong_wait_is_refused_before_anything_is_stored(running: RunningGateway) -> None:
     """A wait that cannot be kept is no reason to submit."""
-    response = await running.client.post(f"/intent?wait={wait}", json={"type": "echo", "payload": {"text": "x"}})
-    assert (response.status_code, response.json()["field"]) == (422, "query.wait")
+    for wait in ("nan", "inf", "-1", "1e9", "x", "", "301"):
+        response = await running.client.post(f"/intent?wait={wait}", json={"type": "echo", "payload": {"text": "x"}})
+        assert (response.status_code, response.json()["field"]) == (422, "query.wait"), wait
     assert (await running.client.get("/intents")).json()["items"] == []
 
 

@@ -1,6 +1,5 @@
 """Threads, turns, pins, imports, context and erasing over HTTP."""
 
-import pytest
 from support.running_gateway import RunningGateway, SimulatedNode
 
 
@@ -42,29 +41,25 @@ async def test_import_is_repeatable(running: RunningGateway) -> None:
     assert again.json() == {"imported": 0, "skipped": 2, "turn_count": 1}
 
 
-@pytest.mark.parametrize(
-    ("messages", "field"),
-    [
-        ([], "messages"),
-        ([{"role": "user", "content": "x"}] * 201, "messages"),
-        ([{"role": "robot", "content": "x"}], "messages[0].role"),
-        ([{"role": "user"}], "messages[0].content"),
-        ([{"role": "user", "content": "x", "at": "yesterday"}], "messages[0].at"),
-        ([{"role": "user", "content": "a\u0000"}], "messages[0].content"),
-    ],
-)
-async def test_wrong_import_is_refused_whole(running: RunningGateway, messages: list[object], field: str) -> None:
-    """422 with the path, and no thread is made."""
-    response = await running.client.post("/threads/new/messages", json={"messages": messages})
-    assert (response.status_code, response.json()["field"]) == (422, field)
+WRONG_IMPORTS: list[tuple[list[dict[str, str]], str]] = [
+    ([], "messages"),
+    ([{"role": "user", "content": "x"}] * 201, "messages"),
+    ([{"role": "robot", "content": "x"}], "messages[0].role"),
+    ([{"role": "user"}], "messages[0].content"),
+    ([{"role": "user", "content": "x", "at": "yesterday"}], "messages[0].at"),
+    ([{"role": "user", "content": "a\u0000"}], "messages[0].content"),
+]
+
+
+async def test_wrong_import_is_refused_whole(running: RunningGateway) -> None:
+    """422 with the path, and no thread is made; neither under an id that cannot name one."""
+    for messages, field in WRONG_IMPORTS:
+        response = await running.client.post("/threads/new/messages", json={"messages": messages})
+        assert (response.status_code, response.json()["field"]) == (422, field)
     assert (await running.client.get("/threads/new")).status_code == 404
-
-
-@pytest.mark.parametrize("thread_id", ["a%20b", "a%25b", "%23"])
-async def test_import_into_an_impossible_id_is_refused(running: RunningGateway, thread_id: str) -> None:
-    """What cannot name a thread is not made by an import either."""
-    body = {"messages": [{"role": "user", "content": "x"}]}
-    assert (await running.client.post(f"/threads/{thread_id}/messages", json=body)).status_code == 422
+    for thread_id in ("a%20b", "a%25b", "%23"):
+        body = {"messages": [{"role": "user", "content": "x"}]}
+        assert (await running.client.post(f"/threads/{thread_id}/messages", json=body)).status_code == 422
 
 
 async def test_pins_are_set_read_and_removed(running: RunningGateway, node: SimulatedNode) -> None:

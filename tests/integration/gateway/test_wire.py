@@ -2,34 +2,57 @@
 
 import asyncio
 import resource
+from collections.abc import AsyncIterator
+from contextlib import suppress
+from pathlib import Path
 
 import httpx
 import pytest
-from support.running_gateway import RunningGateway, SimulatedNode, run_gateway
+from support.running_gateway import RunningGateway, SimulatedNode, open_sqlite_ledger, run_gateway
+
+from ledger.ledger import Ledger
 
 HEAD = b"POST /intent HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Type: application/json\r\n"
 
 
+@pytest.fixture
+async def ledger(tmp_path: Path) -> AsyncIterator[Ledger]:
+    """SQLite is enough here: none of this depends on the database."""
+    async with open_sqlite_ledger(tmp_path) as ledger:
+        yield ledger
+
+
+async def _close(writer: asyncio.StreamWriter) -> None:
+    writer.transport.abort()
+    with suppress(OSError):
+        await writer.wait_closed()
+
+
+async def _read_all(reader: asyncio.StreamReader, answer: bytearray) -> None:
+    with suppress(OSError):
+        while chunk := await reader.read(65536):
+            answer += chunk
+
+
 async def _talk(port: int, *parts: bytes, timeout_s: float = 10) -> bytes:
-    """Send the parts, as far as the server takes them, and return all that it answers until it closes."""
+    """Send the parts until an answer comes, and return all that the server says until it closes."""
     reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    answer = bytearray()
+    reading = asyncio.create_task(_read_all(reader, answer))
     try:
         async with asyncio.timeout(timeout_s):
-            try:
+            with suppress(OSError):
                 for part in parts:
+                    if answer:
+                        break
                     writer.write(part)
                     await writer.drain()
-            except ConnectionError:
-                pass
-            answer = b""
-            try:
-                while chunk := await reader.read(65536):
-                    answer += chunk
-            except ConnectionError:
-                pass
-            return answer
+                    await asyncio.sleep(0)
+            await reading
+            return bytes(answer)
     finally:
-        writer.transport.abort()
+        reading.cancel()
+        await _close(writer)
 
 
 def _is_problem(answer: bytes, status: int) -> bool:
@@ -49,23 +72,45 @@ async def test_client_that_asks_first_is_told_at_once(running: RunningGateway) -
     assert _is_problem(answer, 413)
 
 
-async def test_hundred_megabytes_are_refused_past_the_limit(running: RunningGateway) -> None:
-    """Chunked, without a length: 413 once the limit is passed, long before the end, in bounded memory."""
+async def test_body_without_a_length_is_refused_past_the_limit(running: RunningGateway) -> None:
+    """Chunked: the answer is there soon after the limit, while the client would go on for 100 MB."""
+    reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+    writer.write(HEAD + b"Transfer-Encoding: chunked\r\n\r\n")
     sent = 0
-    chunk = b"x" * 65536
+    head = asyncio.create_task(reader.readuntil(b"\r\n\r\n"))
+    async with asyncio.timeout(10):
+        while not head.done():
+            writer.write(b"1000\r\n" + b"x" * 4096 + b"\r\n")
+            sent += 4096
+            await writer.drain()
+            await asyncio.sleep(0)
+    assert _is_problem(await head, 413)
+    assert 1024 * 1024 < sent < 4 * 1024 * 1024
+    await _close(writer)
 
-    async def body():
-        nonlocal sent
-        yield b'{"type":"echo","payload":{"text":"'
-        for _ in range(1600):
-            sent += len(chunk)
-            yield chunk
+
+async def test_twenty_bodies_of_a_hundred_megabytes_take_no_memory(running: RunningGateway) -> None:
+    """Each is refused at once, and what its client sends all the same is not kept; others are served meanwhile."""
+    chunk = memoryview(b"x" * 65536)
+
+    async def send() -> bytes:
+        reader, writer = await asyncio.open_connection("127.0.0.1", running.port)
+        answer = bytearray()
+        reading = asyncio.create_task(_read_all(reader, answer))
+        with suppress(OSError):
+            writer.write(HEAD + b"Content-Length: 104857600\r\n\r\n")
+            for _ in range(1600):
+                writer.write(chunk)
+                await writer.drain()
+        await reading
+        await _close(writer)
+        return bytes(answer)
 
     before_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    response = await running.client.post("/intent", content=body(), headers={"Content-Type": "application/json"})
-    assert (response.status_code, response.json()["code"]) == (413, "too_large")
-    assert sent < 20 * 1024 * 1024
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 10 * 1024
+    sending = [asyncio.create_task(send()) for _ in range(20)]
+    assert (await running.client.get("/healthz")).status_code == 200
+    assert all(_is_problem(answer, 413) for answer in await asyncio.gather(*sending))
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before_kb < 20 * 1024
 
 
 async def test_large_body_with_a_length_reaches_a_real_client(running: RunningGateway) -> None:
@@ -131,7 +176,7 @@ async def test_half_open_headers_are_cut_off(ledger) -> None:
             answers = await asyncio.gather(*(reader.read() for reader, _ in pairs))
         assert all(_is_problem(answer, 408) for answer in answers)
         for _, writer in pairs:
-            writer.transport.abort()
+            await _close(writer)
 
 
 async def test_silent_connection_is_cut_off(ledger) -> None:
@@ -156,7 +201,7 @@ async def test_connections_are_bounded(ledger) -> None:
         assert _is_problem(answer, 503)
         assert b"retry-after: 1" in answer.lower()
         for _, writer in pairs:
-            writer.transport.abort()
+            await _close(writer)
         async with asyncio.timeout(5):
             while running.server.server_state.connections:
                 await asyncio.sleep(0.02)
@@ -191,7 +236,7 @@ async def test_client_that_stops_reading_is_cut_off(ledger, node: SimulatedNode)
                 await asyncio.sleep(0.01)
             while running.gateway.streams._open:
                 await node.say(claim, *["x" * 50_000] * 10)
-        writer.transport.abort()
+        await _close(writer)
 
 
 async def test_pipelined_and_kept_alive_requests_are_served(running: RunningGateway) -> None:

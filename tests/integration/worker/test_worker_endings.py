@@ -4,8 +4,8 @@ import os
 import signal
 
 import pytest
-from integration.worker.conftest import Lab, Outcome
 from support.capability_files import claim_of
+from support.worker_lab import Lab, Outcome
 
 from mesh.contract.errors import Cause
 from worker.exit_codes import EXIT_HANDLER_FAILED, EXIT_OUT_OF_MEMORY, cause_of_exit

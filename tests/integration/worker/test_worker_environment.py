@@ -2,12 +2,11 @@
 
 import json
 import os
-from collections.abc import Callable
 from typing import Any
 
 import pytest
-from integration.worker.conftest import Lab
 from support.capability_files import claim_of, messages_of
+from support.worker_lab import Lab
 
 from mesh.contract.messages import ContextMessage
 
@@ -62,13 +61,11 @@ async def test_context_and_intent_reach_the_worker_through_its_environment(lab: 
     assert "INTENT_PAYLOAD_TRUNCATED" not in environment
 
 
-async def test_nothing_of_the_nodes_environment_reaches_a_worker(
-    lab: Lab, own_environment: Callable[[str, str], None]
-) -> None:
+async def test_nothing_of_the_nodes_environment_reaches_a_worker(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
     """Neither a setting of the mesh nor any other secret is in os.environ or in the process's first environment."""
-    own_environment("INTENTMESH_MESH_TOKEN", "canary-token")
-    own_environment("INTENTMESH_LLM_API_KEY", "canary-key")
-    own_environment("AWS_SECRET_ACCESS_KEY", "canary-cloud")
+    monkeypatch.setenv("INTENTMESH_MESH_TOKEN", "canary-token")
+    monkeypatch.setenv("INTENTMESH_LLM_API_KEY", "canary-key")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "canary-cloud")
     outcome = await lab.run(SHOW_ENVIRONMENT)
     both = json.dumps(outcome.result["environment"]) + outcome.result["initial"]
     assert "INTENTMESH" not in both

@@ -1,7 +1,6 @@
 """A worker goes with everything that it started, however that was detached; nothing outlives a zygote or a node."""
 
 import asyncio
-import contextlib
 import os
 import signal
 import subprocess
@@ -10,11 +9,12 @@ import time
 from pathlib import Path
 
 import pytest
-from integration.worker.conftest import Lab
 from support.capability_files import claim_of, python_capability
 from support.process_list import is_alive, processes_of, until
+from support.worker_lab import Lab
 
 from worker.frames import Delta, Progress
+from worker.scratch import birth_mark
 from worker.spawner import SpawnFailed, Worker
 
 # A child, a child in a session of its own, and a daemon by the book: setsid, double fork, environment cleared,
@@ -149,10 +149,7 @@ async def test_a_zygote_that_was_killed_is_started_anew(lab: Lab) -> None:
     async with asyncio.timeout(20):
         status = await worker.wait()
     assert status.reason == "zygote_died"
-    # The daemon cleared its environment and left its directory and session: nothing but its parents knew it.
-    assert not any(is_alive(pid) for pid in pids[:3])
-    with contextlib.suppress(ProcessLookupError):
-        os.kill(pids[3], signal.SIGKILL)
+    assert not any(map(is_alive, pids))
     assert (await lab.run(zygote, claim_of())).result == "done"
 
 
@@ -162,7 +159,9 @@ async def test_a_child_that_stood_by_and_was_killed_is_not_handed_out(lab: Lab) 
     zygote_pid = (await lab.run(zygote)).result
     children = Path(f"/proc/{zygote_pid}/task/{zygote_pid}/children")
     await until(lambda: len(children.read_text().split()) == 1, what="the next child")
-    os.kill(int(children.read_text()), signal.SIGKILL)
+    child = int(children.read_text())
+    os.kill(child, signal.SIGKILL)
+    await until(lambda: not is_alive(child), what="the child's end")
     assert (await lab.run(zygote)).result == zygote_pid
 
 
@@ -206,7 +205,9 @@ async def test_what_a_dead_node_left_is_removed_at_the_next_start(lab: Lab) -> N
     """A directory whose owner is gone, with a process in it, does not survive the start of another zygote."""
     left = lab.scratch_dir / "probe.4194304-1-1"
     left.mkdir(parents=True)
-    with subprocess.Popen(["/bin/sleep", "600"], cwd=left) as process:
+    with subprocess.Popen(["/bin/bash", "-c", f"ulimit -x {birth_mark(left)}; exec sleep 600"]) as process:
+        limits = Path(f"/proc/{process.pid}/limits")
+        await until(lambda: str(birth_mark(left)) in limits.read_text(), what="the mark")
         await lab.zygote("def run(i, c):\n    return 1\n").start()
         assert process.wait(5) == -signal.SIGKILL
     assert not left.exists()

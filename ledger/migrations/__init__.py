@@ -1,0 +1,1 @@
+"""The schema's history, as Alembic runs it; a released revision must never be changed."""
