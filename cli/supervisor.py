@@ -32,13 +32,17 @@ _libc = ctypes.CDLL(None, use_errno=True)
 
 @dataclass(frozen=True)
 class RoleSpec:
-    """What to run. `grace_s` is how long it may take to stop after SIGTERM."""
+    """What to run. `grace_s` is how long it may take to stop after SIGTERM.
+
+    `may_finish`: ending by itself with code 0 is an end in order (a node that was drained), not a crash.
+    """
 
     name: str
     command: Sequence[str]
     environment: dict[str, str]
     log_path: Path
     grace_s: float
+    may_finish: bool = False
 
 
 class RoleFailed(Exception):
@@ -179,22 +183,30 @@ class Supervisor:
         Raises: RoleFailed when a role refuses its settings, or crashes again and again before the mesh is ready.
         """
         now = time.monotonic()
-        for role in self.roles:
+        for role in list(self.roles):
             if role.process is None:
                 if now >= role.start_at:
                     role.start()
             elif not role.is_running:
-                code = role.note_exit()
-                how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
-                is_hopeless = code == EXIT_BAD_SETTINGS or role.crash_count >= CRASHES_AT_START_MAX
-                if is_hopeless and not self.is_ready:
-                    raise RoleFailed(f"{role.spec.name} {how}; the end of {role.spec.log_path}:\n{role.log_tail()}")
-                delay_s = max(0.0, role.start_at - now)
-                self._say(f"{role.spec.name} {how} (log: {role.spec.log_path}); starting it again in {delay_s:.1f} s")
+                self._handle_exit(role)
         if now >= self._log_check_at:
             self._log_check_at = now + 10.0
             for role in self.roles:
                 role.bound_log()
+
+    def _handle_exit(self, role: Role) -> None:
+        code = role.note_exit()
+        name, log_path = role.spec.name, role.spec.log_path
+        if code == 0 and role.spec.may_finish:
+            self.roles.remove(role)
+            self._say(f"{name} has finished, as it was asked to")
+            return
+        how = f"was killed by signal {-code}" if code < 0 else f"ended with code {code}"
+        is_hopeless = code == EXIT_BAD_SETTINGS or role.crash_count >= CRASHES_AT_START_MAX
+        if is_hopeless and not self.is_ready:
+            raise RoleFailed(f"{name} {how}; the end of {log_path}:\n{role.log_tail()}")
+        delay_s = max(0.0, role.start_at - time.monotonic())
+        self._say(f"{name} {how} (log: {log_path}); starting it again in {delay_s:.1f} s")
 
     def wait_until(self, condition: Callable[[], bool], *, timeout_s: float) -> bool:
         """Keep reconciling until `condition` holds. False when the time is over or a stop was asked for."""

@@ -11,6 +11,7 @@ import shlex
 import socket
 import time
 from contextlib import suppress
+from datetime import UTC, datetime
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated, Any
@@ -162,7 +163,9 @@ class _Mesh:
         self.url = f"http://{host}:{settings.port}"
         self._token = _mesh_token(settings)
         self._check_at = 0.0
-        self._missing = ""
+        self._begun_at = datetime.now(UTC)
+        self._missing = "the gateway does not answer yet"
+        self._capability_names: list[str] = []
 
     def start(self) -> None:
         """Start every role and wait until the mesh takes intents.
@@ -220,15 +223,26 @@ class _Mesh:
         if self._slots:
             own["NODE_SLOTS"] = str(self._slots)
         for number in range(1, self._node_count + 1):
-            self._start_role(f"node-{number}", role_command("mesh"), shared | own, grace_s=drain_s + STOP_GRACE_S)
+            name = f"node-{number}"
+            # With a ledger of its own a mesh knows its nodes again after a restart; elsewhere the name may be taken.
+            named = {} if settings.database_url else {"NODE_ID": name}
+            self._start_role(
+                name, role_command("mesh"), shared | own | named, grace_s=drain_s + STOP_GRACE_S, may_finish=True
+            )
 
     def _start_role(
-        self, name: str, command: list[str], settings: dict[str, str], *, grace_s: float = STOP_GRACE_S
+        self,
+        name: str,
+        command: list[str],
+        settings: dict[str, str],
+        *,
+        grace_s: float = STOP_GRACE_S,
+        may_finish: bool = False,
     ) -> Role:
         self._teller.say(f"starting {name}")
         environment = role_environment({f"INTENTMESH_{key}": value for key, value in settings.items()})
         log_path = self._settings.data_dir / "logs" / f"{name}.log"
-        return self._supervisor.start(RoleSpec(name, command, environment, log_path, grace_s))
+        return self._supervisor.start(RoleSpec(name, command, environment, log_path, grace_s, may_finish))
 
     def _wait_until_ready(self) -> None:
         waited_s = 0.0
@@ -259,14 +273,20 @@ class _Mesh:
         # One short try: between two of them the roles are watched and signals are heard.
         client = open_client(self.url, self._token, tries=1, timeout_s=READY_CHECK_TIMEOUT_S)
         try:
-            self.readiness: Any = client.get("/readyz")
-            capabilities = client.get("/capabilities")
+            client.get("/readyz")
+            nodes = client.get("/nodes")["items"]
+            capabilities = client.get("/capabilities")["items"]
         finally:
             client.close()
-        items = capabilities["items"] if isinstance(capabilities, dict) else capabilities
-        self._capability_names = sorted(item["name"] for item in items)
-        self._missing = "no node has offered a capability yet"
-        return bool(items)
+        # A ledger that was here before remembers nodes and capabilities of its last life.
+        up = [node for node in nodes if node["status"] == "up" and self._is_of_this_life(node)]
+        self._capability_names = sorted(item["name"] for item in capabilities if item["is_available"])
+        self._missing = f"{len(up)} of {self._node_count} nodes have registered"
+        return len(up) >= self._node_count and bool(self._capability_names)
+
+    def _is_of_this_life(self, node: dict[str, Any]) -> bool:
+        is_own_ledger = not self._settings.database_url
+        return not is_own_ledger or datetime.fromisoformat(node["seen_at"]) >= self._begun_at
 
     def _tell_ready(self) -> None:
         self._teller.say(f"ready with {len(self._capability_names)} capabilities: {', '.join(self._capability_names)}")

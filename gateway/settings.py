@@ -11,6 +11,16 @@ from pydantic import Field
 from ledger.settings import LedgerSettings
 
 
+def is_loopback(host: str) -> bool:
+    """Whether only this machine can reach what listens on `host`."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
 class GatewaySettings(LedgerSettings):
     """Settings of `python -m gateway`. Units: bytes, seconds, counts."""
 
@@ -46,9 +56,4 @@ class GatewaySettings(LedgerSettings):
     @property
     def is_loopback(self) -> bool:
         """Whether only this machine can reach the gateway."""
-        if self.host == "localhost":
-            return True
-        try:
-            return ipaddress.ip_address(self.host).is_loopback
-        except ValueError:
-            return False
+        return is_loopback(self.host)

@@ -7,6 +7,8 @@ reaches the application. Must never touch a body.
 
 import asyncio
 import contextlib
+import errno
+import socket
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
@@ -145,34 +147,60 @@ class BoundedProtocol(HttpToolsProtocol):
 class Server(uvicorn.Server):
     """uvicorn, told by its owner when to stop (`should_exit`), and telling streams before it waits for them."""
 
-    def __init__(self, config: uvicorn.Config, *, on_shutdown: Callable[[], None] | None = None) -> None:
+    def __init__(
+        self, config: uvicorn.Config, listening: socket.socket, *, on_shutdown: Callable[[], None] | None = None
+    ) -> None:
         super().__init__(config)
+        self._listening = listening
         self._on_shutdown = on_shutdown
+
+    async def serve(self, sockets: list[socket.socket] | None = None) -> None:
+        """Serve on the socket that was given at first, until told to stop."""
+        await super().serve(sockets or [self._listening])
 
     @contextlib.contextmanager
     def capture_signals(self) -> Iterator[None]:
         """Leave signals to the process's owner: it may run more than one server."""
         yield
 
-    async def shutdown(self, sockets: Any = None) -> None:
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Stop listening, end streams, wait for the rest."""
         if self._on_shutdown is not None:
             self._on_shutdown()
         await super().shutdown(sockets)
 
-    @property
-    def bound_port(self) -> int:
-        """The port in use, also when 0 was asked for."""
-        return int(self.servers[0].sockets[0].getsockname()[1])
+
+def bind(host: str, port: int) -> socket.socket:
+    """Return a socket that will listen on `host` and `port`; 0 takes a free port.
+
+    Raises: MeshError `conflict` (taken), `invalid_request` (no address of this machine), `forbidden`.
+    """
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+    except OSError as error:
+        raise MeshError(ErrorCode.INVALID_REQUEST, f"{host} is no address: {error.strerror}") from error
+    try:
+        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listening.bind(address)
+        listening.setblocking(False)
+    except OSError as error:
+        listening.close()
+        if error.errno == errno.EADDRINUSE:
+            code, hint = ErrorCode.CONFLICT, "stop what listens there, or choose another port"
+        elif error.errno == errno.EACCES:
+            code, hint = ErrorCode.FORBIDDEN, "ports below 1024 are for root: choose another one"
+        else:
+            code, hint = ErrorCode.INVALID_REQUEST, "choose an address of this machine, for example 127.0.0.1"
+        raise MeshError(code, f"cannot listen on {host}:{port}: {error.strerror}", hint=hint) from error
+    return listening
 
 
-def server_config(app: ASGIApp, settings: GatewaySettings, *, host: str, port: int) -> uvicorn.Config:
-    """Return uvicorn's configuration for one public face."""
+def server_config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
+    """Return uvicorn's configuration for one face."""
     protocol = type("GatewayProtocol", (BoundedProtocol,), {"settings": settings})
     return uvicorn.Config(
         app,
-        host=host,
-        port=port,
         http=protocol,
         ws="none",
         loop="uvloop",

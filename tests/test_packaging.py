@@ -266,7 +266,7 @@ def test_cuda_never_comes(tree: Tree) -> None:
     tree.play("uv", CUDA)
     done = tree.run("x")
     assert done.returncode == 0
-    assert tree.installs()[0] == "-r ./.venv/.lock-without-torch"
+    assert tree.installs()[0] == "--no-deps -r ./.venv/.lock-without-torch"
     rest = (tree.root / ".venv" / ".lock-without-torch").read_text()
     assert "torch==" not in rest
     assert "fastapi==" in rest

@@ -89,9 +89,7 @@ def _limit_processes(count: int) -> None:
 
 
 def _reseed() -> None:
-    """Give each child its own chance: what was seeded before the fork is the same in all of them."""
-    if (random := sys.modules.get("random")) is not None:
-        random.seed()
+    """Give each child its own chance: numpy's was seeded before the fork. Python's `random` does so by itself."""
     if (numpy_random := sys.modules.get("numpy.random")) is not None:
         numpy_random.seed()
     if (tempfile := sys.modules.get("tempfile")) is not None:

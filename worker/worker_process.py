@@ -109,7 +109,7 @@ class Worker:
         self._reason: str | None = None
         self._received = bytearray()
         self._is_at_end = False
-        self._wake: asyncio.Future[None] | None = None
+        self._wakes: set[asyncio.Future[None]] = set()
         self._send_lock = asyncio.Lock()
 
     def __repr__(self) -> str:
@@ -148,12 +148,15 @@ class Worker:
         await self._write(encode_frame(frame))
 
     async def _write(self, line: bytes) -> None:
+        view = memoryview(line)
         async with self._send_lock:
-            if self._is_at_end:
-                return
-            # A worker that ends while it is written to: the peer's closing ends the wait.
-            with contextlib.suppress(OSError):
-                await self._loop.sock_sendall(self._socket, line)
+            while view and not self._is_at_end:
+                try:
+                    view = view[self._socket.send(view) :]
+                except BlockingIOError:
+                    await self._until(self._loop.add_writer, self._loop.remove_writer)
+                except OSError:  # it has ended; `frames` and `wait` tell how
+                    return
 
     async def frames(self) -> AsyncIterator[Frame]:
         """Yield what the worker says until it ends. A last line that was cut off by its death is dropped.
@@ -188,7 +191,7 @@ class Worker:
             try:
                 data = self._socket.recv(_CHUNK_BYTES)
             except BlockingIOError:
-                await self._wait_readable()
+                await self._until(self._loop.add_reader, self._loop.remove_reader)
                 continue
             except OSError:
                 data = b""
@@ -199,19 +202,18 @@ class Worker:
             return True
         return False
 
-    async def _wait_readable(self) -> None:
-        self._wake = self._loop.create_future()
-        self._loop.add_reader(self._socket.fileno(), self._wake_up)
+    async def _until(self, add: Callable[..., object], remove: Callable[[int], object]) -> None:
+        """Wait until the socket can be read or written, as `add` says, or is closed."""
+        descriptor = self._socket.fileno()
+        wake = self._loop.create_future()
+        self._wakes.add(wake)
+        add(descriptor, _resolve, wake)
         try:
-            await self._wake
+            await wake
         finally:
-            self._wake = None
-            if not self._is_at_end:
-                self._loop.remove_reader(self._socket.fileno())
-
-    def _wake_up(self) -> None:
-        if self._wake is not None and not self._wake.done():
-            self._wake.set_result(None)
+            self._wakes.discard(wake)
+            if not self._is_at_end:  # else the number may be another file's by now
+                remove(descriptor)
 
     def _close_socket(self) -> None:
         if not self._is_at_end:
@@ -219,7 +221,8 @@ class Worker:
             self._loop.remove_reader(self._socket.fileno())
             self._loop.remove_writer(self._socket.fileno())
             self._socket.close()
-            self._wake_up()
+            for wake in self._wakes:
+                _resolve(wake)
 
     async def kill(self) -> ExitStatus:
         """SIGKILL the worker and every process that descends from it; return when none is left."""
@@ -281,3 +284,8 @@ class Worker:
                 status.exit_code, status.signal, status.cpu_ms, status.memory_peak_kb, reason=self._reason
             )
         self._exit.set_result(status)
+
+
+def _resolve(future: "asyncio.Future[None]") -> None:
+    if not future.done():
+        future.set_result(None)

@@ -17,7 +17,7 @@ from fastapi import FastAPI
 from gateway.app import build_app
 from gateway.settings import GatewaySettings
 from gateway.state import Gateway
-from gateway.wire import Server, server_config
+from gateway.wire import Server, bind, server_config
 from ledger.ledger import Ledger, open_ledger
 from ledger.settings import LedgerSettings
 from mesh.backplane.backplane import Backplane
@@ -107,15 +107,17 @@ async def run_gateway(
     ledger.port = board
     app = build_app(chosen, ledger, backplane, board)
     gateway: Gateway = app.state.gateway
-    server = Server(server_config(app, chosen, host="127.0.0.1", port=0), on_shutdown=gateway.closing.set)
+    listening = bind("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    server = Server(server_config(app, chosen), listening, on_shutdown=gateway.closing.set)
     serving = asyncio.create_task(server.serve())
     try:
         async with asyncio.timeout(10):
             while not server.started:
                 await asyncio.sleep(0.005)
-        url = f"http://127.0.0.1:{server.bound_port}"
+        url = f"http://127.0.0.1:{port}"
         async with httpx.AsyncClient(base_url=url, timeout=20) as client:
-            yield RunningGateway(url, server.bound_port, client, server, app)
+            yield RunningGateway(url, port, client, server, app)
     finally:
         server.should_exit = True
         await asyncio.wait_for(serving, 20)

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,17 @@ def test_a_crashed_role_is_started_again(supervisor: Supervisor, said: list[str]
     os.kill(first, signal.SIGKILL)
     assert supervisor.wait_until(lambda: role.is_running and role.process.pid != first, timeout_s=10)  # type: ignore[union-attr]
     assert "gateway was killed by signal 9" in said[0]
+
+
+def test_a_role_that_may_finish_is_not_started_again(supervisor: Supervisor, said: list[str], tmp_path: Path) -> None:
+    """A node that an operator drained ends with code 0; for a gateway that would be a crash."""
+    node = spec(tmp_path, "node-1", "pass")
+    supervisor.start(replace(node, may_finish=True))
+    supervisor.is_ready = True
+    assert supervisor.wait_until(lambda: not supervisor.roles, timeout_s=10)
+    assert said == ["node-1 has finished, as it was asked to"]
+    gateway = supervisor.start(spec(tmp_path, "gateway", "pass"))
+    assert supervisor.wait_until(lambda: gateway.crash_count == 1, timeout_s=10)
 
 
 def test_pauses_between_crashes_grow(supervisor: Supervisor, tmp_path: Path) -> None:

@@ -159,7 +159,18 @@ async def test_the_handler_sees_turn_numbers_and_its_intent(lab: Lab) -> None:
 
 
 async def test_children_do_not_share_their_chance(lab: Lab) -> None:
-    """What `random` yields differs from worker to worker, although the import was one."""
-    handler = "import random\nrandom.seed(1)\n\ndef run(intent, context):\n    return random.random()\n"
+    """What `random` and numpy yield differs from worker to worker, although the import was one."""
+    handler = """
+        import random
+        import numpy
+
+        random.seed(1)
+        numpy.random.seed(1)
+
+        def run(intent, context):
+            return [random.random(), numpy.random.random()]
+    """
     zygote = lab.zygote(handler, standby=3)
-    assert len({(await lab.run(zygote)).result for _ in range(3)}) == 3
+    first, second = (await lab.run(zygote)).result, (await lab.run(zygote)).result
+    assert first[0] != second[0]
+    assert first[1] != second[1]

@@ -249,3 +249,16 @@ async def test_many_at_once(lab: Lab) -> None:
     outcomes = await asyncio.gather(*(lab.run(zygote) for _ in range(50)))
     assert len({outcome.result for outcome in outcomes}) == 50
     assert time.monotonic() - begun < 30
+
+
+async def test_a_worker_that_does_not_read_holds_nobody_up_for_ever(lab: Lab) -> None:
+    """A frame that is stuck because the worker never reads is given up when the worker ends."""
+    worker = await lab.begin(lab.zygote("import time\n\ndef run(i, c):\n    time.sleep(600)\n"))
+    listening = asyncio.create_task(anext(worker.frames(), None))
+    sending = asyncio.create_task(worker.send({"kind": "llm.delta", "request_id": "1", "text": "x" * (8 << 20)}))
+    await asyncio.sleep(0.05)
+    assert not sending.done()
+    async with asyncio.timeout(10):
+        await worker.kill()
+        await sending
+        assert await listening is None
