@@ -20,6 +20,8 @@ RUN --mount=type=cache,target=/var/cache/uv uv pip install --python /venv/bin/py
 
 FROM python:3.11-slim-bookworm
 ENV PATH=/venv/bin:$PATH PYTHONUNBUFFERED=1 INTENTMESH_DATA_DIR=/data INTENTMESH_LOG_JSON=true
+# Beyond loopback a mesh needs keys: docker exec CONTAINER intentmesh keys add local
+ENV INTENTMESH_ACCESS=locked
 RUN useradd --system --uid 10001 --home-dir /data --shell /usr/sbin/nologin intentmesh \
     && install -d -o intentmesh -g intentmesh -m 0700 /data
 COPY --from=build /venv /venv

@@ -23,7 +23,7 @@ RESTART_DELAY_S = 0.5
 RESTART_DELAY_MAX_S = 30.0
 # A role that ran this long had a good start: its next crash is a new story.
 HEALTHY_AFTER_S = 30.0
-CRASHES_AT_START_MAX = 5
+CRASHES_AT_START_MAX = 3
 # What every role returns for settings that it cannot use: trying again would not help.
 EXIT_BAD_SETTINGS = 2
 

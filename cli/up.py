@@ -292,6 +292,8 @@ class _Mesh:
         self._teller.say(f"ready with {len(self._capability_names)} capabilities: {', '.join(self._capability_names)}")
         if self._settings.embedding_model != "none" and find_spec("torch"):
             self._teller.say("the embedding model is loading; until it is there, older turns are ranked by words alone")
+        if os.environ.get("INTENTMESH_ACCESS") == "locked":
+            self._teller.say("every call needs a key; the first one is made with: intentmesh keys add local")
         if not self._settings.llm_base_url:
             self._teller.say("no model is set (INTENTMESH_LLM_BASE_URL): chat needs one, recall and echo do not")
         name = "echo" if "echo" in self._capability_names else self._capability_names[0]

@@ -206,6 +206,8 @@ def server_config(app: ASGIApp, settings: GatewaySettings) -> uvicorn.Config:
         loop="uvloop",
         lifespan="off",
         log_config=None,
+        # What clients send wrong is answered and counted, not logged line by line.
+        log_level="error",
         access_log=False,
         server_header=False,
         proxy_headers=False,

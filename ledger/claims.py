@@ -71,6 +71,30 @@ def _not_claimable(intent_id: str, state: str, *, why: str | None = None) -> Mes
     )
 
 
+async def _open_attempt(
+    connection: AsyncConnection, thread: LockedThread, intent_id: str, claimed: Row, node_id: str
+) -> None:
+    attempt = {
+        "intent_id": intent_id,
+        "epoch": claimed["epoch"],
+        "tenant_id": thread.tenant_id,
+        "attempt": claimed["attempt"],
+        "node_id": node_id,
+        "started_at_ms": thread.now_ms,
+        "is_log_truncated": False,
+    }
+    await connection.execute(insert(attempts), attempt)
+
+
+def _tell(thread: LockedThread, intent_id: str, claimed: Row, node_id: str, award: Award | None) -> None:
+    """Append the events of a claim."""
+    if award is not None:
+        shown = {name: value for name, value in award_row(award).items() if name != "awarded_at_ms"}
+        thread.append(EventKind.INTENT_AWARDED, intent_id, shown)
+    data = {"node_id": node_id, "attempt": claimed["attempt"], "epoch": claimed["epoch"]}
+    thread.append(EventKind.INTENT_CLAIMED, intent_id, data)
+
+
 class Claims:
     """What nodes do with intents."""
 
@@ -224,26 +248,8 @@ class Claims:
         if row is None:
             intent = await read_locked(connection, thread, intent_id)
             raise _not_claimable(intent_id, "gone" if intent is None else intent["state"])
-        await connection.execute(
-            insert(attempts),
-            {
-                "intent_id": intent_id,
-                "epoch": row["epoch"],
-                "tenant_id": tenant_id,
-                "attempt": row["attempt"],
-                "node_id": node_id,
-                "started_at_ms": thread.now_ms,
-                "is_log_truncated": False,
-            },
-        )
-        if award is not None:
-            shown = {"node_id": node_id, "price": award.price, "parts": award.parts.model_dump()}
-            losers = [
-                {"node_id": loser.node_id, "price": loser.price, "reason": loser.reason} for loser in award.losers
-            ]
-            thread.append(EventKind.INTENT_AWARDED, intent_id, {**shown, "losers": losers})
-        claimed = {"node_id": node_id, "attempt": row["attempt"], "epoch": row["epoch"]}
-        thread.append(EventKind.INTENT_CLAIMED, intent_id, claimed)
+        await _open_attempt(connection, thread, intent_id, row, node_id)
+        _tell(thread, intent_id, row, node_id, award)
         await thread.flush(connection)
         records = []
         if row["attempt"] > 1:

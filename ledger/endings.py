@@ -51,6 +51,21 @@ class _Failure:
     partial: list[PreparedMessage] = field(default_factory=list)
 
 
+async def _insert_result(
+    connection: AsyncConnection, thread: LockedThread, intent_id: str, commit: CommitResult, outcome: Outcome
+) -> None:
+    result = {
+        "intent_id": intent_id,
+        "tenant_id": thread.tenant_id,
+        "epoch": commit.epoch,
+        "turn_number": thread.turn_count,
+        "result": outcome.result_text,
+        "usage": commit.usage.model_dump(),
+        "created_at_ms": thread.now_ms,
+    }
+    await connection.execute(insert(results), result)
+
+
 class Endings:
     """Ends attempts, for nodes (`commit`, `fail`) and for the sweeper (`lose`, `expire`)."""
 
@@ -142,18 +157,7 @@ class Endings:
             raise _Refused
         if intent["cancel_cause"] == Cause.ROLLED_BACK:
             raise _RolledBack
-        await connection.execute(
-            insert(results),
-            {
-                "intent_id": intent_id,
-                "tenant_id": thread.tenant_id,
-                "epoch": commit.epoch,
-                "turn_number": thread.turn_count,
-                "result": outcome.result_text,
-                "usage": commit.usage.model_dump(),
-                "created_at_ms": thread.now_ms,
-            },
-        )
+        await _insert_result(connection, thread, intent_id, commit, outcome)
         await insert_turns(connection, thread, [outcome.messages], first_number=thread.turn_count, intent_id=intent_id)
         if has_patch:
             thread.change(**outcome.merged(thread.row))

@@ -42,8 +42,8 @@ def cleaned(value: Any, *, field: str, bytes_max: int = RESULT_BYTES_MAX) -> tup
     try:
         value = canonical_json.sanitise(value)
         canonical_json.check(value, depth_max=OUTPUT_DEPTH_MAX)
-    except RecursionError as error:
-        raise MeshError(ErrorCode.INVALID_JSON, f"{field} is nested too deeply", field=field) from error
+    except (RecursionError, TypeError) as error:
+        raise MeshError(ErrorCode.INVALID_JSON, f"{field} is nested too deeply, or no JSON", field=field) from error
     except MeshError as error:
         path = ".".join(part for part in (field, error.field) if part)
         raise MeshError(error.code, f"{field}: {error.detail}", field=path) from error

@@ -140,7 +140,7 @@ PARTS: dict[str, Part] = {"semantic": _semantic, "lexical": _lexical}
 def _neighbours(scores: Floats, sessions: NDArray[np.intp], settings: ContextSettings) -> Floats:
     total = np.zeros(len(scores))
     for distance, share in ((1, settings.neighbour_share), (2, settings.second_neighbour_share)):
-        is_same = sessions[distance:] == sessions[distance:]
+        is_same = sessions[distance:] == sessions[:-distance]
         total[:-distance] += share * np.where(is_same, scores[distance:], 0.0)
         total[distance:] += share * np.where(is_same, scores[:-distance], 0.0)
     return total

@@ -4,12 +4,12 @@ from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import pytest
-
-from ledger.ledger import Ledger, open_ledger
-from ledger.settings import LedgerSettings
 from support.databases import Database, PostgresTemplate, SqliteTemplate
 from support.postgres import PostgresServer
 from support.recording_port import RecordingPort
+
+from ledger.ledger import Ledger, open_ledger
+from ledger.settings import LedgerSettings
 
 
 @pytest.fixture(scope="session")

@@ -49,8 +49,9 @@ def tracked_files() -> tuple[Path, ...]:
 
 
 def python_files(*folders: str) -> list[Path]:
-    """The Python files in these top-level folders."""
-    return [path for path in tracked_files() if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in folders]
+    """The Python files in these top-level folders; revisions of the schema are records, not code that is edited."""
+    files = [path for path in tracked_files() if path.suffix == ".py" and path.relative_to(ROOT).parts[0] in folders]
+    return [path for path in files if not path.match("migrations/versions/*.py")]
 
 
 @cache
@@ -107,9 +108,10 @@ def documented_nodes(tree: ast.Module) -> Iterator[ast.ClassDef | ast.FunctionDe
     for node in tree.body:
         inner = node.body if isinstance(node, ast.ClassDef) and not node.name.startswith("_") else []
         for each in (node, *inner):
-            if isinstance(each, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) and not each.name.startswith(
-                "_"
-            ):
+            if not isinstance(each, ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) or each.name.startswith("_"):
+                continue
+            # The docstring stands at the implementation, and at the getter.
+            if not any(ast.unparse(decorator).endswith(("overload", ".setter")) for decorator in each.decorator_list):
                 yield each
 
 

@@ -7,7 +7,7 @@ Must never accept a frame that it does not know whole: an unknown kind or field 
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, TypeAdapter, ValidationError
 
 from mesh.contract import canonical_json
 from mesh.contract.errors import Cause, MeshError
@@ -17,6 +17,20 @@ from worker.wire import FRAME_BYTES_MAX
 __all__ = ["FRAME_BYTES_MAX", "Frame", "FrameError", "FrameInvalid", "FrameTooLarge", "parse_frame"]
 
 _SHOWN_BYTES_MAX = 80
+_DETAIL_CHARACTERS_MAX = 2000
+# What else may end an attempt is the node's and the ledger's to say.
+_CAUSES_OF_WORKERS = frozenset(
+    {
+        Cause.HANDLER_FAILED,
+        Cause.HANDLER_REFUSED,
+        Cause.MODEL_FAILED,
+        Cause.MODEL_NOT_CONFIGURED,
+        Cause.OOM_KILLED,
+        Cause.RESULT_INVALID,
+        Cause.FRAME_TOO_LARGE,
+        Cause.SPAWN_FAILED,
+    }
+)
 _MERGED_BY_KEY = frozenset({"contextual_memory", "pins", "tool_calls"})
 
 
@@ -119,14 +133,24 @@ class Result(_Said):
     result: Any
 
 
+def _shorten(text: str) -> str:
+    return text if len(text) <= _DETAIL_CHARACTERS_MAX else text[: _DETAIL_CHARACTERS_MAX - 1] + "…"
+
+
+def _a_workers_cause(cause: Cause) -> Cause:
+    if cause not in _CAUSES_OF_WORKERS:
+        raise ValueError(f"a worker may name one of: {', '.join(sorted(_CAUSES_OF_WORKERS))}")
+    return cause
+
+
 class Error(_Said):
-    """The attempt failed. Without `is_retryable`, the cause decides."""
+    """The attempt failed. Without `is_retryable`, the cause decides. Long texts are cut."""
 
     kind: Literal["error"]
-    cause: Cause = Cause.HANDLER_FAILED
-    detail: str
+    cause: Annotated[Cause, AfterValidator(_a_workers_cause)] = Cause.HANDLER_FAILED
+    detail: Annotated[str, AfterValidator(_shorten)]
     is_retryable: bool | None = None
-    hint: str | None = None
+    hint: Annotated[str, AfterValidator(_shorten)] | None = None
 
 
 Frame = Annotated[

@@ -186,7 +186,8 @@ class Worker:
                 yield parse_frame(rest)
 
     async def _receive(self) -> bool:
-        """Add what has come in to the buffer, waiting for it; False at the end."""
+        """Wait until the buffer has grown; False at the end."""
+        length_before = len(self._received)
         while not self._is_at_end:
             try:
                 data = self._socket.recv(_CHUNK_BYTES)
@@ -197,10 +198,11 @@ class Worker:
                 data = b""
             if not data:
                 self._close_socket()
-                return False
+                break
             self._received += data
-            return True
-        return False
+            break
+        # `settle` may have taken the last frames in while this waited.
+        return len(self._received) > length_before
 
     async def _until(self, add: Callable[..., object], remove: Callable[[int], object]) -> None:
         """Wait until the socket can be read or written, as `add` says, or is closed."""

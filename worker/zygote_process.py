@@ -97,7 +97,12 @@ class ZygoteProcess:
                     stdout=their_output,
                     stderr=their_output,
                     pass_fds=[theirs.fileno()],
-                    env={**_plain_environment(), "PYTHONPATH": str(_ROOT), "TMPDIR": str(self._scratch)},
+                    env={
+                        **_plain_environment(),
+                        "PYTHONPATH": str(_ROOT),
+                        "HOME": str(self._scratch),
+                        "TMPDIR": str(self._scratch),
+                    },
                     cwd=self._scratch,
                     start_new_session=True,
                 )

@@ -27,7 +27,8 @@ from mesh.contract.messages import Announcement, Award, Bid, Notice
 Wake = Award | Notice
 T = TypeVar("T")
 
-CALL_MAX_S = 0.9
+CALL_MAX_S = 0.8
+CALLS_AT_ONCE_MAX = 32
 BLOCK_MAX_S = 2.0
 PROBE_INTERVAL_S = 0.25
 READ_MAX = 256
@@ -68,7 +69,8 @@ class Backplane:
     def __init__(self, url: str, *, prefix: str) -> None:
         self._keys = Keys(prefix)
         self._redis = client.connect(url)
-        self._blocking = client.connect(url, reply_timeout_s=BLOCK_MAX_S + 1)
+        self._blocking = client.connect(url, is_blocking=True)
+        self._places = asyncio.Semaphore(CALLS_AT_ONCE_MAX)
         self._book = Book(self._redis, self._keys)
         self._up = asyncio.Event()
         self._recovery: asyncio.Task[None] | None = None
@@ -259,11 +261,19 @@ class Backplane:
             _log.error("backplane.hint_refused", call=call, error=str(error))
             return None
 
-    async def _attempt(self, call: str, work: Callable[[], Awaitable[T]], *, limit_s: float = CALL_MAX_S) -> T:
-        """Run one call under a limit.
+    async def _attempt(self, call: str, work: Callable[[], Awaitable[T]]) -> T:
+        """Run one call under the limits of time and of connections.
 
         Raises: MeshError `unavailable`, at once while an outage lasts.
         """
+
+        async def run() -> T:
+            async with self._places:
+                return await work()
+
+        return await self._guard(call, run, limit_s=CALL_MAX_S)
+
+    async def _guard(self, call: str, work: Callable[[], Awaitable[T]], *, limit_s: float) -> T:
         if not self.is_up:
             _FAILURES.labels(call).inc()
             raise unavailable("the backplane (Redis) does not answer")
@@ -294,7 +304,6 @@ class Backplane:
     async def _recover(self) -> None:
         last = ""
         while True:
-            await asyncio.sleep(PROBE_INTERVAL_S)
             try:
                 async with asyncio.timeout(CALL_MAX_S):
                     await self._probe()
@@ -302,6 +311,7 @@ class Backplane:
                 if isinstance(error, MeshError) and str(error) != last:
                     _log.error("backplane.unusable", error=error.detail, hint=error.hint)
                     last = str(error)
+                await asyncio.sleep(PROBE_INTERVAL_S)
                 continue
             _log.info("backplane.up")
             return
@@ -332,7 +342,7 @@ class Backplane:
             block_ms = max(1, round(block_s * 1000)) if block_s > 0 else None
             read = partial(self._blocking.xread, {stream: cursor}, count=READ_MAX, block=block_ms)
             try:
-                reply: Any = await self._attempt(call, read, limit_s=BLOCK_MAX_S + 2)
+                reply: Any = await self._guard(call, read, limit_s=BLOCK_MAX_S + 1)
             except MeshError:
                 if left_s <= 0 or not is_patient or self._is_closed:
                     raise

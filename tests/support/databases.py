@@ -5,10 +5,11 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from support.postgres import PostgresServer
+
 from ledger.schema import upgrade_schema
 from ledger.settings import LedgerSettings
 from ledger.store import open_store
-from support.postgres import PostgresServer
 
 
 @dataclass(frozen=True)

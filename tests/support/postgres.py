@@ -73,7 +73,9 @@ class PostgresServer:
         """Stop, or go on, answering: the processes stay, the sockets too."""
         assert self._process is not None
         os.killpg(self._process.pid, signal.SIGSTOP if is_frozen else signal.SIGCONT)
-        for line in subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True).stdout.splitlines()[1:]:
+        for line in subprocess.run(
+            ["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True
+        ).stdout.splitlines()[1:]:
             pid, parent = map(int, line.split())
             if parent == self._process.pid:
                 os.kill(pid, signal.SIGSTOP if is_frozen else signal.SIGCONT)

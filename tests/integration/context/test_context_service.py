@@ -102,8 +102,8 @@ async def test_an_erased_thread_is_never_served_again(ledger: Ledger, say: Say, 
     await say("t", "the secret is 1234", "second")
     await index(ledger, embedder)
     assert "the secret is 1234" in contents(await ledger.context.build("local", "t", query="secret", share=SHARE))
-    await ledger.threads.delete("local", "t")
     ledger.context.forget = lambda *_: None  # type: ignore[method-assign]
+    await ledger.threads.delete("local", "t")
     await say("t", "nothing here", "second")
     assert contents(await ledger.context.build("local", "t", query="secret", share=SHARE)) == ["nothing here", "second"]
 

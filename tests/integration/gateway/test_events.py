@@ -102,6 +102,22 @@ async def test_stream_of_nothing_is_404(running: RunningGateway, path: str) -> N
     assert (response.status_code, response.json()["code"]) == (404, "not_found")
 
 
+async def test_stream_of_a_thread_that_is_erased_ends_with_a_problem(
+    running: RunningGateway, node: SimulatedNode
+) -> None:
+    """Not with silence."""
+    intent = await running.submit(thread_id="gone")
+    await node.run(intent["intent_id"])
+    async with running.client.stream("GET", "/threads/gone/events") as response:
+        lines = response.aiter_lines()
+        await read_events(lines, 1)
+        assert (await running.client.delete("/threads/gone")).status_code == 204
+        async with asyncio.timeout(10):
+            rest = parse_stream("\n".join([line async for line in lines]))
+    assert (rest[-1]["event"], rest[-1]["data"]["code"]) == ("problem", "not_found")
+    assert "id" not in rest[-1]
+
+
 async def test_silent_stream_carries_comments(ledger, node: SimulatedNode) -> None:
     """So that proxies keep it open and dead clients are noticed."""
     async with run_gateway(ledger, ping_interval_s=0.1) as running:

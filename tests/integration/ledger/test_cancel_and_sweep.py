@@ -229,6 +229,7 @@ async def test_many_nodes_race_for_one_intent(ledger: Ledger) -> None:
 async def test_a_headless_thread_gets_its_head_back(ledger: Ledger, port: RecordingPort) -> None:
     """Should not happen; the slow sweep mends it all the same."""
     first, second = await submit(ledger), await submit(ledger)
+
     async def break_it(connection: AsyncConnection) -> None:
         broken = update(intents).where(intents.c.intent_id == first.intent_id)
         await connection.execute(broken.values(state="cancelled", finished_at_ms=1))

@@ -88,7 +88,9 @@ async def test_a_node_lives_by_http_alone(ledger: Ledger, client: LedgerClient) 
     await client.emit(intent.intent_id, EmitEvents(node_id=NODE, epoch=held.epoch, events=[delta]))
     lease = LeaseRef(intent_id=intent.intent_id, epoch=held.epoch)
     assert (await client.heartbeat(Heartbeat(node_id=NODE, leases=[lease]))).renewed == [intent.intent_id]
-    settled = await client.commit(intent.intent_id, CommitResult(node_id=NODE, epoch=held.epoch, result={"text": "x\x00"}))
+    settled = await client.commit(
+        intent.intent_id, CommitResult(node_id=NODE, epoch=held.epoch, result={"text": "x\x00"})
+    )
     assert (settled.state, settled.turn_number) == (State.SUCCEEDED, 1)
     assert (await get(ledger, intent)).result == {"text": "x\ufffd"}
     with pytest.raises(MeshError) as stale:

@@ -34,7 +34,10 @@ async def test_an_intent_runs_from_ready_to_succeeded(ledger: Ledger, port: Reco
     assert await kinds(ledger) == ["intent.discovered", "intent.claimed", "result.committed", "thread.updated"]
     turns, following = await ledger.threads.turns(TENANT, "t")
     assert following is None
-    assert [(message.role, message.content) for message in turns[0].messages] == [("user", "hi"), ("assistant", "hello")]
+    assert [(message.role, message.content) for message in turns[0].messages] == [
+        ("user", "hi"),
+        ("assistant", "hello"),
+    ]
     assert port.notices[-1].is_terminal
 
 
@@ -301,7 +304,9 @@ async def test_an_intent_row_needs_its_thread(ledger: Ledger) -> None:
     intent = await submit(ledger)
 
     async def work(connection: AsyncConnection) -> None:
-        row = (await connection.execute(intents.select().where(intents.c.intent_id == intent.intent_id))).mappings().one()
+        row = (
+            (await connection.execute(intents.select().where(intents.c.intent_id == intent.intent_id))).mappings().one()
+        )
         await connection.execute(insert(intents), {**row, "intent_id": "other", "thread_id": "nowhere"})
 
     with pytest.raises(IntegrityError):

@@ -124,7 +124,10 @@ async def test_many_nodes_register_at_once(ledger: Ledger) -> None:
     """The same capabilities in different orders do not block each other."""
     templates = [Template(name=f"c{number}") for number in range(8)]
     await asyncio.gather(
-        *(ledger.nodes.register(_node(*templates[number:], *templates[:number], node_id=f"n{number}")) for number in range(8))
+        *(
+            ledger.nodes.register(_node(*templates[number:], *templates[:number], node_id=f"n{number}"))
+            for number in range(8)
+        )
     )
     assert len(await ledger.nodes.list()) == 8
     assert len(await ledger.nodes.capabilities()) == 8
@@ -179,7 +182,9 @@ async def test_a_key_is_recognised_until_it_is_revoked(ledger: Ledger) -> None:
     assert await ledger.store.read(work) == 0
 
 
-@pytest.mark.parametrize(("tenant", "label"), [("", "x"), ("a b", "x"), ("a" * 65, "x"), ("a", "x" * 201), ("a", "\x00")])
+@pytest.mark.parametrize(
+    ("tenant", "label"), [("", "x"), ("a b", "x"), ("a" * 65, "x"), ("a", "x" * 201), ("a", "\x00")]
+)
 async def test_a_key_for_a_tenant_that_cannot_be_is_refused(ledger: Ledger, tenant: str, label: str) -> None:
     """Bounds of both."""
     with pytest.raises(MeshError):

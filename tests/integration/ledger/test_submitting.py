@@ -66,7 +66,7 @@ async def test_first_intents_of_a_new_thread_may_race(ledger: Ledger) -> None:
     """Many at once on a new thread: seq is 1..n, one head."""
     made = await asyncio.gather(*(submit(ledger, str(number), thread="new") for number in range(20)))
     assert sorted(intent.seq for intent in made) == list(range(1, 21))
-    assert [intent.status for intent in sorted(made, key=lambda one: one.seq)][0] is State.READY
+    assert next(intent.status for intent in sorted(made, key=lambda one: one.seq)) is State.READY
     assert sum(intent.status is State.READY for intent in made) == 1
     assert await kinds(ledger, "new") == ["intent.discovered"] * 20
 

@@ -177,6 +177,7 @@ async def test_bad_text_in_frames_is_mended(lab: Lab) -> None:
         (b'{"kind":"shout"}', "kind"),
         (b'{"kind":"delta"}', "text"),
         (b'{"kind":"delta","text":"a","colour":"red"}', "colour"),
+        (b'{"kind":"error","detail":"x","cause":"cancelled"}', "a worker may name one of"),
         (b'{"kind":"result","result":NaN}', "NaN"),
         (b'{"kind":"result","result":1,"result":2}', "twice"),
     ],

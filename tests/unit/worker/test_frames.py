@@ -13,7 +13,7 @@ from mesh.contract.messages import Claim, ContextMessage, ThreadUpdate
 from worker.assignment import Assignment
 from worker.child import newest_that_fits
 from worker.exit_codes import cause_of_exit
-from worker.frames import FRAME_BYTES_MAX, FrameInvalid, FrameTooLarge, Result, merge_updates, parse_frame
+from worker.frames import FRAME_BYTES_MAX, Error, FrameInvalid, FrameTooLarge, Result, merge_updates, parse_frame
 from worker.log_tail import LogTail
 from worker.wire import encode_frame
 
@@ -43,6 +43,13 @@ def test_a_frame_may_have_one_mebibyte_and_no_more() -> None:
     parse_frame(fitting)
     with pytest.raises(FrameTooLarge):
         parse_frame(fitting + b" ")
+
+
+def test_a_long_detail_is_cut() -> None:
+    """A program that writes a megabyte of reasons gets two thousand characters of them told."""
+    frame = parse_frame(encode_frame({"kind": "error", "detail": "x" * 500_000}).strip())
+    assert isinstance(frame, Error)
+    assert (len(frame.detail), frame.detail[-1]) == (2000, "…")
 
 
 def test_updates_merge_by_key_and_the_later_word_counts() -> None:
