@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 HISTORY_SHOWN_TURNS = 10
 LINES_KEPT = 1000
+DEFAULT_CAPABILITY = "chat"
 
 HELP = """\
 /help               this
@@ -47,7 +48,9 @@ No model is configured, so this capability cannot answer. Either
 
 def chat(
     thread: Annotated[str | None, typer.Option(help="Go on in this thread; a new one when absent.")] = None,
-    capability: Annotated[str, typer.Option(help="Capability that answers; 'recall' needs no model.")] = "chat",
+    capability: Annotated[
+        str, typer.Option(help="Capability that answers; 'recall' needs no model.")
+    ] = DEFAULT_CAPABILITY,
 ) -> None:
     """Talk in a thread."""
     is_person = sys.stdin.isatty()
@@ -60,7 +63,8 @@ def chat(
         finally:
             save_lines()
     if is_person and conversation.thread_id:
-        note(f"go on later with: intentmesh chat --thread {conversation.thread_id}")
+        which = "" if capability == DEFAULT_CAPABILITY else f" --capability {capability}"
+        note(f"go on later with: intentmesh chat{which} --thread {conversation.thread_id}")
     if conversation.failed_count and not is_person:
         raise typer.Exit(1)
 
@@ -185,7 +189,13 @@ class Conversation:
                 self._show_history(None)
 
     def _show_history(self, turn_count: int | None) -> None:
-        turns = self._client.pages(f"/threads/{self.thread_id}/turns", count_max=100_000)
+        try:
+            turns = self._client.pages(f"/threads/{self.thread_id}/turns", count_max=100_000)
+        except CallFailed as error:
+            if error.code != "not_found":
+                raise
+            note(f"thread {self.thread_id} is new: it begins with your first message")
+            return
         shown = turns if turn_count is None else turns[-turn_count:]
         if len(shown) < len(turns):
             note(f"({len(turns) - len(shown)} earlier turns: /history)")

@@ -35,22 +35,23 @@ def print_context(answer: dict[str, Any]) -> None:
     receipt = answer["receipt"]
     candidates = receipt.get("candidates") or []
     places = receipt.get("messages") or [{}] * len(answer["messages"])
+    names = _score_names(candidates)
     table(
-        ("turn", "from", "who", "message", "tokens", "scores", "why"),
-        [_row(message, place, candidates) for message, place in zip(answer["messages"], places, strict=True)],
+        ("turn", "from", "who", "message", "tokens", *names, "why"),
+        [_row(message, place, candidates, names) for message, place in zip(answer["messages"], places, strict=True)],
         empty="the context is empty: this thread has no turns yet",
     )
     left_out = [candidate for candidate in candidates if not candidate["included"]]
     if left_out:
         note(f"\nleft out: {len(left_out)}, the nearest first")
         table(
-            ("turn", "who", "tokens", "scores", "why"),
+            ("turn", "who", "tokens", *names, "why"),
             [
                 (
                     str(candidate["turn_number"]),
                     candidate.get("role", ""),
                     str(candidate["tokens"]),
-                    _scores(candidate),
+                    *_scores(candidate, names),
                     candidate["reason"],
                 )
                 for candidate in left_out[:OUT_SHOWN]
@@ -63,18 +64,21 @@ def print_context(answer: dict[str, Any]) -> None:
     )
 
 
-def _row(message: dict[str, Any], place: dict[str, Any] | None, candidates: list[dict[str, Any]]) -> tuple[Text, ...]:
+def _row(
+    message: dict[str, Any], place: dict[str, Any] | None, candidates: list[dict[str, Any]], names: list[str]
+) -> tuple[Text, ...]:
     place = place or {}
     candidate = _candidate_of(message, place, candidates)
-    return (
-        Text(str(place.get("turn_number") or "-")),
-        Text(place.get("source", "")),
-        Text(message.get("name") or message["role"]),
-        Text(shorten(message["content"], CONTENT_SHOWN)),
-        Text(str(place.get("tokens") or candidate.get("tokens", ""))),
-        Text(_scores(candidate)),
-        Text(candidate.get("reason", "")),
+    cells = (
+        str(place.get("turn_number") or "-"),
+        place.get("source", ""),
+        message.get("name") or message["role"],
+        shorten(message["content"], CONTENT_SHOWN),
+        str(place.get("tokens") or candidate.get("tokens", "")),
+        *_scores(candidate, names),
+        candidate.get("reason", ""),
     )
+    return tuple(Text(cell) for cell in cells)
 
 
 def _candidate_of(message: dict[str, Any], place: dict[str, Any], candidates: list[dict[str, Any]]) -> dict[str, Any]:
@@ -92,6 +96,14 @@ def _candidate_of(message: dict[str, Any], place: dict[str, Any], candidates: li
     return {}
 
 
-def _scores(candidate: dict[str, Any]) -> str:
+def _score_names(candidates: list[dict[str, Any]]) -> list[str]:
+    """The parts of a score that say something here: one that is 0 everywhere gets no column."""
+    names: dict[str, None] = {}
+    for candidate in candidates:
+        names |= dict.fromkeys(name for name, value in (candidate.get("scores") or {}).items() if value)
+    return list(names)
+
+
+def _scores(candidate: dict[str, Any], names: list[str]) -> list[str]:
     scores = candidate.get("scores") or {}
-    return " ".join(f"{name} {value:.2f}" for name, value in scores.items() if isinstance(value, int | float))
+    return [f"{scores[name]:.2f}" if name in scores else "" for name in names]

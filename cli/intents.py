@@ -233,4 +233,6 @@ def events(
                 sys.stdout.write(json.dumps(line, ensure_ascii=False) + "\n")
                 sys.stdout.flush()
             else:
-                out.print(Text(f"{event.number:>4}  {event.kind:<24}{shorten(json.dumps(event.data), 120)}"))
+                out.print(
+                    Text(f"{event.number:>4}  {event.kind:<24}{shorten(json.dumps(event.data), 120)}"), soft_wrap=True
+                )

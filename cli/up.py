@@ -264,7 +264,7 @@ class _Mesh:
         try:
             is_ready = self._ask()
         except CallFailed as error:
-            self._missing = error.detail
+            self._missing = error.detail if error.status else "the gateway does not answer yet"
             is_ready = False
         self._check_at = time.monotonic() + READY_CHECK_EVERY_S
         return is_ready

@@ -13,7 +13,7 @@ from fastapi.security import HTTPBearer
 from starlette.requests import Request
 
 from gateway.settings import GatewaySettings
-from gateway.state import Gateway, gateway_of
+from gateway.state import Gateway
 from mesh.contract.errors import ErrorCode, MeshError
 
 LOCAL_TENANT = "local"
@@ -120,8 +120,9 @@ def _operator(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
     return caller
 
 
-def _key_keeper(request: Request, caller: Annotated[Caller, Depends(_operator)]) -> Caller:
-    if gateway_of(request).settings.mesh_token is not None and not caller.has_mesh_token:
+def _key_keeper(caller: Annotated[Caller, Depends(_caller)]) -> Caller:
+    # Not even where nobody needs a key: the first key locks everybody out who has none, for good.
+    if not caller.has_mesh_token:
         raise _refuse_operation()
     return caller
 

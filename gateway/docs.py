@@ -13,6 +13,7 @@ from starlette.responses import HTMLResponse, JSONResponse, Response
 from gateway.auth import CallerOf
 from gateway.body import TenantRoute
 from gateway.http_errors import PROBLEM_TYPE, Problem
+from mesh.contract.api import EventView
 
 _SCHEMA_PREFIX = "#/components/schemas/"
 _PAGE = jinja2.Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True).from_string("""\
@@ -63,11 +64,12 @@ def _problem_answer(description: str) -> dict[str, Any]:
 
 
 def _complete(document: dict[str, Any]) -> dict[str, Any]:
-    """Give every call the shape of its errors, and drop the framework's own shape, which is never sent."""
+    """Give every call the shape of its errors, name the shape of events, and drop the framework's own shape, which is never sent."""
     schemas = document["components"]["schemas"]
-    problem = Problem.model_json_schema(ref_template=_SCHEMA_PREFIX + "{model}", mode="serialization")
-    schemas.update(problem.pop("$defs", {}))
-    schemas["Problem"] = problem
+    for shape in (Problem, EventView):
+        schema = shape.model_json_schema(ref_template=_SCHEMA_PREFIX + "{model}", mode="serialization")
+        schemas.update(schema.pop("$defs", {}))
+        schemas[shape.__name__] = schema
     for name in ("HTTPValidationError", "ValidationError"):
         schemas.pop(name, None)
     for operations in document["paths"].values():

@@ -36,7 +36,7 @@ class GatewaySettings(LedgerSettings):
     )
     body_bytes_max: int = Field(1024 * 1024, ge=1024, description="Largest body of a request")
     import_bytes_max: int = Field(8 * 1024 * 1024, ge=1024, description="Largest body of POST /threads/{id}/messages")
-    header_bytes_max: int = Field(32 * 1024, ge=1024, description="Largest request line and headers together")
+    header_bytes_max: int = Field(64 * 1024, ge=1024, description="Largest request line and headers together")
     header_timeout_s: float = Field(10.0, gt=0, description="A request's headers must be complete within this time")
     body_timeout_s: float = Field(30.0, gt=0, description="A request's body must be complete within this time")
     write_timeout_s: float = Field(30.0, gt=0, description="A client that reads nothing for this long is cut off")

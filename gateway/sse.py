@@ -37,7 +37,22 @@ NUMBER_MAX = 2**63 - 1
 EVENT_STREAM: dict[str, Any] = {
     "description": "Server-sent events: `id` is the event's number, `event` its kind, `data` the event as JSON",
     "content": {
-        "text/event-stream": {"schema": {"type": "string", "contentMediaType": "text/event-stream"}},
+        "text/event-stream": {
+            "itemSchema": {
+                "type": "object",
+                "required": ["data"],
+                "properties": {
+                    "id": {"type": "string", "description": "Send it as Last-Event-ID to go on from here"},
+                    "event": {"type": "string", "description": "The kind; `problem` ends a stream that cannot go on"},
+                    "data": {
+                        "type": "string",
+                        "contentMediaType": "application/json",
+                        "contentSchema": {"$ref": "#/components/schemas/EventView"},
+                    },
+                    "retry": {"type": "integer", "description": "Milliseconds"},
+                },
+            }
+        },
     },
 }
 

@@ -51,6 +51,8 @@ class _Running:
     def __init__(self, attempt: Attempt, lease: Lease) -> None:
         self.attempt = attempt
         self.lease = lease
+        # While the outcome is on its way, a lease that is not renewed may simply be over.
+        self.is_settling = False
 
 
 class Node:
@@ -146,9 +148,16 @@ class Node:
             slots=self.settings.node_slots,
             capabilities=self._shelf.templates(),
         )
+        is_silent = False
         async for attempt in until_accepted():
             with attempt:
-                welcome = await self._ledger.register(message)
+                try:
+                    welcome = await self._ledger.register(message)
+                except MeshError as error:
+                    if not is_silent:
+                        log.warning("ledger_does_not_answer", ledger_url=self.settings.ledger_url, detail=error.detail)
+                    is_silent = True
+                    raise
         self._lease_ttl_s = welcome.lease_ttl_s
         if welcome.is_draining:
             self.drain()
@@ -185,7 +194,7 @@ class Node:
         for intent_id, running in held.items():
             if intent_id in renewed:
                 running.lease.renew(sent_at_s)
-            elif self._running.get(intent_id) is running:
+            elif self._running.get(intent_id) is running and not running.is_settling:
                 log.warning("stale_lease", intent_id=intent_id, epoch=running.attempt.claim.epoch)
                 running.attempt.stop(Cause.LEASE_LOST)
         for order in reply.cancel:
@@ -317,13 +326,14 @@ class Node:
             self._freed()
             return
         attempt = Attempt(claim, slot.folder, ledger=self._ledger, broker=self._broker, node_id=self.node_id)
-        self._running[intent_id] = _Running(attempt, lease)
+        running = self._running[intent_id] = _Running(attempt, lease)
         self._claiming.discard(intent_id)
         try:
             with slot.in_use() as zygote:
                 outcome = await attempt.run(zygote)
             if isinstance(outcome, FailAttempt):
                 self._failures.add(claim.capability, outcome.cause)
+            running.is_settling = True
             await self._settle(attempt, outcome)
         finally:
             self._running.pop(intent_id, None)

@@ -231,6 +231,7 @@ def _run(channel: Channel, handler: Handler, intent: sdk.Intent, context: sdk.Co
             result = asyncio.run(result)
         if os.getpid() != pid:  # the handler forked, and its child came back here
             _leave(EXIT_OK)
+        _flush()
         _send_result(channel, result)
         _leave(EXIT_OK)
     except MemoryError:
@@ -241,9 +242,11 @@ def _run(channel: Channel, handler: Handler, intent: sdk.Intent, context: sdk.Co
         _leave(_exit_code(error))
     except BaseException as error:
         try:
+            # The log first: the node may end this process as soon as it has the frame.
+            _print_traceback(error)
+            _flush()
             if os.getpid() == pid:
                 _send_error(channel, error)
-            _print_traceback(error)
         except MemoryError:
             _give_up_for_memory(channel)
         except NodeGone:
@@ -307,11 +310,15 @@ def _exit_code(error: SystemExit) -> int:
     return 1
 
 
-def _leave(exit_code: int) -> NoReturn:
+def _flush() -> None:
     for stream in (sys.stdout, sys.stderr):
         try:
             if isinstance(stream, io.TextIOBase):
                 stream.flush()
         except Exception:  # noqa: S112 - the log is not worth a wrong exit code
             continue
+
+
+def _leave(exit_code: int) -> NoReturn:
+    _flush()
     os._exit(exit_code)

@@ -20,7 +20,12 @@ NewThreadId = Annotated[ThreadId, Path()]
 PinKey = Annotated[str, Path(min_length=1, max_length=ID_LENGTH_MAX, pattern=r"^[^\x00-\x1f\x7f]+$")]
 Cursor = Annotated[str | None, Query(max_length=512, description="`next` of the page before")]
 Limit = Annotated[int, Query(ge=1, le=200, description="Items on a page")]
-Words = Annotated[str | None, Query(max_length=8000, description="What the context is for: the next message")]
+Words = Annotated[
+    str | None,
+    Query(
+        max_length=4000, description="What the context is for: the next message; a longer one goes by context:explain"
+    ),
+]
 TokensMax = Annotated[int | None, Query(ge=1, le=200_000, description="Budget in o200k tokens; default 2000")]
 
 
@@ -41,7 +46,7 @@ class ContextView(BaseModel):
 class ExplainBody(Body):
     """`POST /threads/{id}/context:explain`: the settings to try; what is absent is the capability's default."""
 
-    query: str | None = Field(None, max_length=8000)
+    query: str | None = Field(None, max_length=100_000)
     max_tokens: int | None = Field(None, ge=1, le=200_000)
     recent_turns: int | None = Field(None, ge=0, le=100)
     older_turns: int | None = Field(None, ge=0, le=1000)

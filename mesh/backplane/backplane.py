@@ -103,11 +103,11 @@ class Backplane:
         try:
             async with asyncio.timeout(2 * CALL_MAX_S):
                 await self._probe()
-        except (RedisError, OSError, TimeoutError) as error:
+        except client.UnfitServer as error:
+            if error.reason.code is not ErrorCode.UNAVAILABLE:
+                raise error.reason from None
             self._fail("start", error)
-        except MeshError as error:
-            if error.code is not ErrorCode.UNAVAILABLE:
-                raise
+        except (RedisError, OSError, TimeoutError) as error:
             self._fail("start", error)
 
     async def close(self) -> None:
@@ -307,9 +307,9 @@ class Backplane:
             try:
                 async with asyncio.timeout(CALL_MAX_S):
                     await self._probe()
-            except (RedisError, OSError, TimeoutError, MeshError) as error:
-                if isinstance(error, MeshError) and str(error) != last:
-                    _log.error("backplane.unusable", error=error.detail, hint=error.hint)
+            except (RedisError, OSError, TimeoutError) as error:
+                if isinstance(error, client.UnfitServer) and str(error) != last:
+                    _log.error("backplane.unusable", error=error.reason.detail, hint=error.reason.hint)
                     last = str(error)
                 await asyncio.sleep(PROBE_INTERVAL_S)
                 continue

@@ -1,4 +1,4 @@
-"""The one factory of Redis clients, and the check that a server can be used.
+"""The one factory of Redis clients; each connection verifies that its server can be used.
 
 Must never hand out a client with redis-py's defaults: its 5 s time-out and 10 retries would hold a ledger's
 transaction for half a minute, the shapes of its replies depend on `legacy_responses`, and its handshake for
@@ -6,17 +6,21 @@ maintenance notices switches off the check that a pooled connection holds no old
 """
 
 import re
+from collections.abc import Mapping
 
 from redis.asyncio import ConnectionPool, Redis
+from redis.asyncio.connection import AbstractConnection
 from redis.asyncio.retry import Retry
 from redis.backoff import NoBackoff
 from redis.exceptions import ConnectionError as RedisConnectionError
+from redis.exceptions import RedisError
 from redis.maint_notifications import MaintNotificationsConfig
 
 from mesh.contract.errors import ErrorCode, MeshError, unavailable
 
 CONNECT_TIMEOUT_S = 0.4
 VERSION_MIN = (7, 0)
+_SECTIONS = ("server", "memory", "persistence", "replication")
 
 
 def connect(url: str, *, is_blocking: bool = False) -> Redis:
@@ -42,6 +46,7 @@ def connect(url: str, *, is_blocking: bool = False) -> Redis:
             legacy_responses=False,
             maint_notifications_config=MaintNotificationsConfig(enabled=False),
             decode_responses=True,
+            redis_connect_func=_greet,
         )
     except ValueError as error:
         raise MeshError(
@@ -52,29 +57,43 @@ def connect(url: str, *, is_blocking: bool = False) -> Redis:
     return Redis.from_pool(pool)
 
 
-async def verify_server(redis: Redis) -> None:
-    """Refuse a server that is too old, evicts keys, or only reads.
+class UnfitServer(RedisError):
+    """The server answers and may not be used; `reason` says what to change. Raised by any call that connects."""
 
-    Raises: MeshError `invalid_request` with what to change; `unavailable` while it loads; redis-py's own errors
-        when there is no answer.
+    def __init__(self, reason: MeshError) -> None:
+        super().__init__(reason.detail)
+        self.reason = reason
+
+
+async def verify_server(redis: Redis) -> None:
+    """Refuse a server that is too old, evicts keys, only reads, or is still loading.
+
+    Raises: UnfitServer; redis-py's other errors when there is no answer.
     """
-    info = await redis.info("server", "memory", "persistence", "replication")
-    if str(info.get("loading", "0")) == "1":
-        raise unavailable("the Redis server is still loading its data")
-    text = str(info.get("redis_version", "0"))
-    version = tuple(int(part) for part in re.findall(r"\d+", text)[:2])
-    if version < VERSION_MIN:
-        raise MeshError(
-            ErrorCode.INVALID_REQUEST,
-            f"the Redis server is version {text}",
-            hint="use Redis 7.0 or newer, or Valkey",
+    _judge({name: str(value) for name, value in (await redis.info(*_SECTIONS)).items()})
+
+
+async def _greet(connection: AbstractConnection) -> None:
+    """Begin a connection: whatever server came back behind the address, it is verified before it is used."""
+    await connection.on_connect()
+    await connection.send_command("INFO", *_SECTIONS, check_health=False)
+    text = str(await connection.read_response())
+    _judge(dict(line.split(":", 1) for line in text.splitlines() if ":" in line))
+
+
+def _judge(info: Mapping[str, str]) -> None:
+    version = info.get("redis_version", "0")
+    policy = info.get("maxmemory_policy", "noeviction")
+    if info.get("loading", "0") == "1":
+        raise UnfitServer(unavailable("the Redis server is still loading its data"))
+    if tuple(int(part) for part in re.findall(r"\d+", version)[:2]) < VERSION_MIN:
+        reason = f"the Redis server is version {version}"
+        raise UnfitServer(
+            MeshError(ErrorCode.INVALID_REQUEST, reason, hint="use Redis 7.0 or newer, or Valkey"),
         )
-    policy = str(info.get("maxmemory_policy", "noeviction"))
     if policy != "noeviction":
-        raise MeshError(
-            ErrorCode.INVALID_REQUEST,
-            f"the Redis server may evict keys (maxmemory-policy {policy}): it could drop part of the book unseen",
-            hint="set maxmemory-policy to noeviction (CONFIG SET maxmemory-policy noeviction)",
-        )
-    if str(info.get("role", "master")) != "master":
-        raise unavailable("the Redis server is a replica: it takes no writes")
+        reason = f"the Redis server may evict keys (maxmemory-policy {policy}): it could drop part of the book unseen"
+        hint = "set maxmemory-policy to noeviction (CONFIG SET maxmemory-policy noeviction)"
+        raise UnfitServer(MeshError(ErrorCode.INVALID_REQUEST, reason, hint=hint))
+    if info.get("role", "master") != "master":
+        raise UnfitServer(unavailable("the Redis server is a replica: it takes no writes"))

@@ -8,6 +8,7 @@ Must never run two servers on one directory: the second is refused.
 
 import argparse
 import asyncio
+import contextlib
 import ctypes
 import fcntl
 import hashlib
@@ -222,12 +223,11 @@ class EmbeddedServer:
                         f"the embedded Redis server ended at once: {said or f'exit code {process.returncode}'}",
                         hint=f"see {log}",
                     )
-                try:
-                    await redis.ping()
-                except (RedisError, OSError):
-                    await asyncio.sleep(0.02)
-                else:
-                    return
+                with contextlib.suppress(RedisError, OSError):
+                    # Not just any answer: another server may hold this directory.
+                    if (await redis.info("server"))["process_id"] == process.pid:
+                        return
+                await asyncio.sleep(0.02)
         finally:
             await redis.aclose()
 

@@ -7,16 +7,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from support.databases import Database
 from support.running_mesh import RunningMesh, eventually
 
 INTENTS, THREADS, NODES = 1000, 50, 3
 FINISH_TIMEOUT_S = 150.0
-
-
-@pytest.fixture(params=["sqlite", "postgres"])
-def database_url(request: pytest.FixtureRequest) -> str | None:
-    """None for SQLite; otherwise an empty Postgres database."""
-    return None if request.param == "sqlite" else str(request.getfixturevalue("postgres_url"))
 
 
 def workload(seed: int) -> list[tuple[str, dict[str, Any], str]]:
@@ -81,9 +76,10 @@ async def check_everything(mesh: RunningMesh, ids: dict[str, list[str]]) -> coll
 
 @pytest.mark.timeout(400)
 @pytest.mark.parametrize("is_node_killed", [False, True], ids=["undisturbed", "node-killed"])
-async def test_all_succeed_in_order(tmp_path: Path, database_url: str | None, is_node_killed: bool) -> None:
+async def test_all_succeed_in_order(tmp_path: Path, database: Database, is_node_killed: bool) -> None:
     """Every intent succeeds, turn numbers have no gap, each thread is first in first out, each node got work."""
     environment = {"INTENTMESH_LEASE_TTL_S": "4", "INTENTMESH_LEASE_MARGIN_S": "1"}
+    database_url = database.url if database.kind == "postgres" else None
     async with RunningMesh(tmp_path, database_url=database_url, nodes=NODES, environment=environment) as mesh:
         submitting = asyncio.create_task(submit_all(mesh, workload(seed=7)))
         if is_node_killed:

@@ -57,12 +57,12 @@ class BookModel:
             self.unread.setdefault(award.node_id, []).append(award)
         return award
 
-    def announce(self, intent: Announcement) -> Award | None:
-        """The award that the node finds in its stream, if any."""
+    def announce(self, intent: Announcement) -> str:
+        """What becomes of it: awarded, pending or duplicate."""
         mark = self.awarded.get(intent.intent_id)
         if mark is not None and intent.attempt <= mark[1].attempt:
-            return None
-        return self._place(intent)
+            return "duplicate"
+        return "pending" if self._place(intent) is None else "awarded"
 
     def read(self, node_id: str) -> list[Award]:
         """The awards that the node had not read."""

@@ -97,6 +97,7 @@ class RunningMesh:
             "INTENTMESH_HOST": "127.0.0.1",
             "INTENTMESH_PORT": str(self._ports[0]),
             "INTENTMESH_LEDGER_URL": f"http://127.0.0.1:{self._ports[1]}",
+            "INTENTMESH_LEDGER_PORT": str(self._ports[1]),
             "INTENTMESH_MESH_TOKEN": self.mesh_token,
             "INTENTMESH_CAPABILITIES_DIR": str(ROOT / "capabilities"),
             "INTENTMESH_EMBEDDING_MODEL": "none",

@@ -8,6 +8,8 @@ from collections.abc import AsyncIterator, Callable, Iterator
 import pytest
 from support.redis_server import RedisServer, running_redis
 
+from mesh.backplane import backplane as backplane_module
+from mesh.backplane import client
 from mesh.backplane.backplane import Backplane
 
 
@@ -23,6 +25,23 @@ def own_redis() -> Iterator[RedisServer]:
     """A server without persistence that the test may harm."""
     with running_redis() as server:
         yield server
+
+
+LIMITS_S = (backplane_module.CALL_MAX_S, client.CONNECT_TIMEOUT_S)
+
+
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Give calls more time than in production, where a busy machine makes an outage of a slow answer."""
+    monkeypatch.setattr(backplane_module, "CALL_MAX_S", 20.0)
+    monkeypatch.setattr(client, "CONNECT_TIMEOUT_S", 20.0)
+
+
+@pytest.fixture
+def production_limits(patience: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of the bounds themselves; ask for it before the backplane."""
+    monkeypatch.setattr(backplane_module, "CALL_MAX_S", LIMITS_S[0])
+    monkeypatch.setattr(client, "CONNECT_TIMEOUT_S", LIMITS_S[1])
 
 
 @pytest.fixture

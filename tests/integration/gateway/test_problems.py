@@ -83,7 +83,7 @@ WRONG_CALLS = [
     ("DELETE", "/threads/none/pins/k", 404),
     ("DELETE", "/threads/none", 404),
     ("POST", "/nodes/none/drain", 404),
-    ("DELETE", "/admin/keys/none", 404),
+    ("DELETE", "/admin/keys/none", 403),
     ("GET", "/threads/none/context?max_tokens=0", 422),
     ("GET", "/threads/none/events?after=-1", 422),
     ("GET", "/threads/none/events?after=99999999999999999999", 422),

@@ -11,7 +11,17 @@ from ledger.ledger import Ledger
 from ledger.models import intents
 from mesh.contract.api import SubmitIntent
 from mesh.contract.errors import Cause, ErrorCode, MeshError
-from mesh.contract.messages import Award, ClaimRequest, CommitResult, EventKind, Loser, PriceParts, ThreadUpdate
+from mesh.contract.messages import (
+    Award,
+    ClaimRequest,
+    CommitResult,
+    EventKind,
+    Heartbeat,
+    LeaseRef,
+    Loser,
+    PriceParts,
+    ThreadUpdate,
+)
 from mesh.contract.states import State
 from mesh.contract.template import Limits, Template
 
@@ -203,6 +213,29 @@ async def test_a_stale_epoch_changes_nothing(ledger: Ledger) -> None:
     await commit(ledger, new, {"text": "new"}, node="node-2")
     assert (await get(ledger, intent)).result == {"text": "new"}
     assert (await ledger.threads.get(TENANT, "t")).turn_count == 1
+
+
+async def test_the_epoch_alone_tells_two_claims_of_one_node_apart(ledger: Ledger) -> None:
+    """A node that lost its lease and won the intent again cannot commit what the first attempt made."""
+    intent = await submit(ledger)
+    old = await claim(ledger, intent)
+    await move(ledger, intent, "lease_until_ms", by_s=-60)
+    await ledger.sweeper.tick()
+    new = await claim(ledger, intent)
+    before = await kinds(ledger)
+    for write in (
+        lambda: commit(ledger, old, {"text": "old"}),
+        lambda: fail(ledger, old),
+        lambda: say(ledger, old, (EventKind.DELTA, {"text": "old"})),
+    ):
+        with pytest.raises(MeshError) as refused:
+            await write()
+        assert refused.value.code is ErrorCode.STALE_EPOCH
+    lease = LeaseRef(intent_id=intent.intent_id, epoch=old.epoch)
+    assert (await ledger.claims.heartbeat(Heartbeat(node_id=NODE, leases=[lease]))).renewed == []
+    assert await kinds(ledger) == before
+    await commit(ledger, new, {"text": "new"})
+    assert (await get(ledger, intent)).result == {"text": "new"}
 
 
 async def test_an_award_is_stored_with_the_claim(ledger: Ledger) -> None:

@@ -9,7 +9,7 @@ from support.worker_lab import Lab, Outcome
 
 from mesh.contract.errors import Cause
 from worker.exit_codes import EXIT_HANDLER_FAILED, EXIT_OUT_OF_MEMORY, cause_of_exit
-from worker.frames import Delta, FrameInvalid, FrameTooLarge
+from worker.frames import Delta, Error, FrameInvalid, FrameTooLarge
 
 
 def cause_of(outcome: Outcome, *, cpu_limit_s: int = 300) -> Cause:
@@ -44,6 +44,16 @@ async def test_an_exception_is_an_error_frame_with_its_traceback_in_the_log(lab:
     assert outcome.status.exit_code == EXIT_HANDLER_FAILED
     assert "raise ValueError('no such order')" in outcome.log.stderr
     assert "child.py" not in outcome.log.stderr
+
+
+async def test_the_log_is_there_before_the_error_frame(lab: Lab) -> None:
+    """A node that kills the worker at its error frame still has the traceback and what was printed."""
+    worker = await lab.begin(lab.zygote("def run(i, c):\n    print('so far', end='')\n    raise KeyError('gone')\n"))
+    async for frame in worker.frames():
+        assert isinstance(frame, Error)
+        await worker.kill()
+    assert worker.log().stdout == "so far"
+    assert "KeyError: 'gone'" in worker.log().stderr
 
 
 async def test_a_refusal_is_not_a_failure(lab: Lab) -> None:

@@ -42,6 +42,8 @@ class Gateway:
         return self.outcome
 
     def pages(self, path: str, *, count_max: int) -> list[dict[str, Any]]:
+        if "absent" in path:
+            raise CallFailed("not_found", "there is no thread 'absent'", status=404)
         message = {"role": "user", "content": "said before", "name": None}
         return [{"turn_number": number, "mark": None, "messages": [message]} for number in range(1, 13)]
 
@@ -138,6 +140,16 @@ def test_an_existing_thread_shows_its_last_turns(capsys: pytest.CaptureFixture[s
     captured = capsys.readouterr()
     assert captured.out.count("said before") == 10
     assert "2 earlier turns: /history" in captured.err
+
+
+def test_a_thread_that_does_not_exist_yet_begins(capsys: pytest.CaptureFixture[str]) -> None:
+    """A person may choose its name; the first message makes it."""
+    gateway = Gateway(event(1, "result.committed"))
+    conversation = conversation_with(gateway, "absent")
+    conversation.begin(is_person=True)
+    assert "thread absent is new" in capsys.readouterr().err
+    conversation.take("hello")
+    assert gateway.calls[1][2]["thread_id"] == "absent"
 
 
 def test_commands_about_the_thread(capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,7 +11,9 @@ def candidate(turn_number: int, role: str, **members: Any) -> dict[str, Any]:
     """One candidate of a receipt."""
     plain = {"turn_number": turn_number, "role": role, "message_id": f"{role}{turn_number}", "tokens": 9}
     return (
-        plain | {"scores": {"semantic": 1.5, "lexical": 0.25}, "included": True, "reason": "chosen by score"} | members
+        plain
+        | {"scores": {"semantic": 1.5, "lexical": 0.25, "length": 0.0}, "included": True, "reason": "chosen by score"}
+        | members
     )
 
 
@@ -41,7 +43,8 @@ def test_each_message_stands_with_its_source_scores_and_reason(capsys: pytest.Ca
     assert "pin" in pin
     assert "name: Ada" in pin
     assert older.split()[:3] == ["4", "older", "Grace"]
-    assert "semantic 1.50 lexical 0.25" in older
+    assert captured.out.splitlines()[0].split() == ["turn", "from", "who", "message", "tokens", "semantic", "lexical", "why"]
+    assert older.split()[-5:] == ["1.50", "0.25", "chosen", "by", "score"]
     assert "chosen by score" in older
     assert "does not fit" in captured.out
     assert "21 of 2000 tokens" in captured.err
