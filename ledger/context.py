@@ -7,6 +7,7 @@ The current message is no part of it: it travels in the intent's payload.
 
 import asyncio
 import hashlib
+import math
 from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -194,7 +195,12 @@ def _assemble(
         "query_tokens": count_tokens(text),
         "digest": hashlib.sha256(canonical_json.dumps([m.wire() for m in messages]).encode()).hexdigest(),
         "messages": [
-            {"turn_number": message.turn_number, "source": message.source, "tokens": message.tokens}
+            {
+                "turn_number": message.turn_number,
+                "source": message.source,
+                "tokens": message.tokens,
+                "similarity": None if message.unit is None else _rounded(ranking.similarity[message.unit]),
+            }
             for message in packed.messages
         ],
         "pins_left_out": packed.pins_left_out,
@@ -218,6 +224,7 @@ def _candidates(
             "tokens": corpus.units[index].tokens,
             "score": round(float(ranking.total[index]), 3),
             "scores": {name: round(float(part[index]), 3) for name, part in ranking.parts.items()},
+            "similarity": _rounded(ranking.similarity[index]),
             "included": index in packed.included,
             "reason": packed.reasons[index],
             "is_indexed": corpus.is_indexed[index],
@@ -225,6 +232,11 @@ def _candidates(
         for index in order
         if index in shown
     ]
+
+
+def _rounded(similarity: float) -> float | None:
+    """Return a cosine as a receipt shows it; None where it is not known."""
+    return None if math.isnan(similarity) else round(float(similarity), 3)
 
 
 def prelude_of(facts: ThreadFacts) -> Prelude:

@@ -41,12 +41,16 @@ class Prelude:
 
 @dataclass(frozen=True)
 class PackedMessage:
-    """One message of a context and where it came from. `turn_number` is None before the history."""
+    """One message of a context and where it came from.
+
+    `turn_number` and `unit` (its place in the corpus) are None before the history.
+    """
 
     message: ContextMessage
     source: Source
     tokens: int
     turn_number: int | None = None
+    unit: int | None = None
 
 
 @dataclass(frozen=True)
@@ -118,7 +122,7 @@ class _Packer:
         """Take a unit whole; the caller has seen that it fits."""
         unit = self.units[index]
         self.body[index] = [
-            PackedMessage(message.as_context(), self.source_of(unit), message.tokens, unit.turn_number)
+            PackedMessage(message.as_context(), self.source_of(unit), message.tokens, unit.turn_number, index)
             for message in unit.messages
         ]
         self.reasons[index] = reason
@@ -134,7 +138,7 @@ class _Packer:
             elif len(unit.messages) == 1 and (
                 cut := _cut(unit.messages[0].as_context(), allowance // (len(places) - done))
             ):
-                self.body[index] = [PackedMessage(cut[0], "recent", cut[1], unit.turn_number)]
+                self.body[index] = [PackedMessage(cut[0], "recent", cut[1], unit.turn_number, index)]
                 self.reasons[index] = NEWEST_CUT
                 self.left -= cut[1]
                 allowance -= cut[1]

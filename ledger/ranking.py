@@ -79,11 +79,32 @@ class Corpus:
 
 
 @dataclass(frozen=True)
+class Match:
+    """One query held against one corpus; what several parts need is made once."""
+
+    corpus: Corpus
+    query: Query
+
+    @cached_property
+    def similarity(self) -> Floats:
+        """Cosine of the closest pair of chunks, -1 to 1; NaN for a unit without vectors, or without a model."""
+        best = np.full(len(self.corpus.units), -np.inf)
+        if self.query.vectors is not None and self.corpus.chunk_vectors is not None:
+            likeness = (self.corpus.chunk_vectors @ self.query.vectors.T).max(axis=1)
+            np.maximum.at(best, self.corpus.chunk_owners, likeness)
+        return np.where(np.isfinite(best), best, np.nan)
+
+
+@dataclass(frozen=True)
 class Ranking:
-    """The scores of each unit: `total` is the sum of `parts`, higher is better."""
+    """The scores of each unit: `total` is the sum of `parts`, higher is better.
+
+    `similarity` is no score but an absolute measure: a reader can tell from it whether anything fits at all.
+    """
 
     parts: dict[str, Floats]
     total: Floats
+    similarity: Floats
 
     def order(self) -> list[int]:
         """Return the units' places, best first; of equals the newer first."""
@@ -106,18 +127,14 @@ def z_scores(values: Floats, known: NDArray[np.bool_] | None = None) -> Floats:
     return scores
 
 
-def _semantic(corpus: Corpus, query: Query, settings: ContextSettings) -> Floats:
-    """Cosine of the closest pair of chunks."""
-    best = np.full(len(corpus.units), -np.inf)
-    if query.vectors is None or corpus.chunk_vectors is None:
-        return np.zeros(len(corpus.units))
-    likeness = (corpus.chunk_vectors @ query.vectors.T).max(axis=1)
-    np.maximum.at(best, corpus.chunk_owners, likeness)
-    return settings.semantic_weight * z_scores(best, np.isfinite(best))
+def _semantic(match: Match, settings: ContextSettings) -> Floats:
+    """How near the meanings are."""
+    return settings.semantic_weight * z_scores(match.similarity, np.isfinite(match.similarity))
 
 
-def _lexical(corpus: Corpus, query: Query, settings: ContextSettings) -> Floats:
+def _lexical(match: Match, settings: ContextSettings) -> Floats:
     """BM25 with the speaker's name in the text."""
+    corpus, query = match.corpus, match.query
     count, scores = len(corpus.units), np.zeros(len(corpus.units))
     mean_length = max(1.0, float(corpus.lengths.mean()))
     k1, b = settings.bm25_saturation, settings.bm25_length
@@ -132,7 +149,7 @@ def _lexical(corpus: Corpus, query: Query, settings: ContextSettings) -> Floats:
     return settings.lexical_weight * z_scores(scores)
 
 
-Part = Callable[[Corpus, Query, ContextSettings], Floats]
+Part = Callable[[Match, ContextSettings], Floats]
 # What a unit is worth by itself. A new kind of evidence is a new line here.
 PARTS: dict[str, Part] = {"semantic": _semantic, "lexical": _lexical}
 
@@ -149,16 +166,17 @@ def _neighbours(scores: Floats, sessions: NDArray[np.intp], settings: ContextSet
 def rank(corpus: Corpus, query: Query, settings: ContextSettings) -> Ranking:
     """Score every unit of the corpus for the query."""
     if not corpus.units:
-        return Ranking({}, np.zeros(0))
-    parts = {name: part(corpus, query, settings) for name, part in PARTS.items()}
+        return Ranking({}, np.zeros(0), np.zeros(0))
+    match = Match(corpus, query)
+    parts = {name: part(match, settings) for name, part in PARTS.items()}
     relevance = np.sum(list(parts.values()), axis=0)
     parts["neighbours"] = _neighbours(relevance, corpus.sessions(settings.session_gap_s), settings)
     median = max(1.0, float(np.median(corpus.tokens)))
     parts["length"] = -settings.length_weight * np.log(np.maximum(corpus.tokens, 1.0) / median)
-    return Ranking(parts, np.sum(list(parts.values()), axis=0))
+    return Ranking(parts, np.sum(list(parts.values()), axis=0), match.similarity)
 
 
 def rank_by_recency(corpus: Corpus) -> Ranking:
     """Score units when there is nothing to compare them with: the newer the better."""
     newness = np.arange(len(corpus.units), dtype=np.float64)
-    return Ranking({"recency": newness}, newness)
+    return Ranking({"recency": newness}, newness, np.full(len(newness), np.nan))

@@ -150,7 +150,8 @@ class Attempt:
                 raise _Failed(Cause.LEASE_LOST, error.detail) from error
             raise _Failed(Cause.WORKER_CRASHED, f"an event was refused: {error.detail}", is_retryable=False) from error
         try:
-            status = await asyncio.wait_for(worker.wait(), EXIT_GRACE_S if self._result is not None else None)
+            async with asyncio.timeout(EXIT_GRACE_S if self._result is not None else None):
+                status = await worker.wait()
         except TimeoutError:
             log.info("worker_lingers", intent_id=self.claim.intent_id, pid=worker.pid)
             return

@@ -27,6 +27,7 @@ from mesh.contract.messages import (
     FailAttempt,
     Heartbeat,
     LeaseRef,
+    Notice,
     RegisterNode,
 )
 from mesh.event_pump import until_accepted
@@ -130,13 +131,10 @@ class Node:
         if self._backplane is not None:
             with contextlib.suppress(MeshError):
                 await self._backplane.withdraw(self.node_id)
-        try:
-            await asyncio.wait_for(self._idle.wait(), self.settings.drain_timeout_s)
-        except TimeoutError:
+        if not await _wait(self._idle, self.settings.drain_timeout_s):
             for running in self._running.values():
                 running.attempt.stop(Cause.NODE_DRAINED)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._idle.wait(), self._lease_ttl_s)
+            await _wait(self._idle, self._lease_ttl_s)
         with contextlib.suppress(MeshError):
             await self._ledger.heartbeat(Heartbeat(node_id=self.node_id, is_draining=True))
         log.info("node_stopped")
@@ -167,8 +165,7 @@ class Node:
 
     async def _heartbeat_loop(self) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._heartbeat_wanted.wait(), renew_interval_s(self._lease_ttl_s))
+            await _wait(self._heartbeat_wanted, renew_interval_s(self._lease_ttl_s))
             self._heartbeat_wanted.clear()
             try:
                 await self._renew()
@@ -236,10 +233,8 @@ class Node:
                 except MeshError as error:
                     log.debug("bid_failed", detail=error.detail)
                 else:
-                    for award in awards:
-                        await self._take(award)
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(self._bid_wanted.wait(), interval_s)
+                    await self._take_all(awards)
+            await _wait(self._bid_wanted, interval_s)
 
     def _snapshot(self) -> NodeSnapshot:
         return NodeSnapshot(
@@ -260,11 +255,9 @@ class Node:
             except MeshError:
                 await asyncio.sleep(self.settings.node_poll_interval_s)
                 continue
-            for wake in wakes:
-                if isinstance(wake, Award):
-                    await self._take(wake)
-                else:
-                    self._heartbeat_wanted.set()
+            await self._take_all([wake for wake in wakes if isinstance(wake, Award)])
+            if any(isinstance(wake, Notice) for wake in wakes):
+                self._heartbeat_wanted.set()
 
     async def _poll_loop(self) -> None:
         """Ask the ledger for work: often while Redis is away, rarely while it is there."""
@@ -292,14 +285,20 @@ class Node:
         parts = price(self._snapshot(), slot.folder.template)
         return announcement.budget is None or parts.total <= announcement.budget
 
-    async def _take(self, award: Award) -> None:
-        if self.free_slots > 0 and self._shelf.get(award.capability) is not None:
-            self._begin(award.intent_id, award.capability, award)
-            return
-        log.info("award_declined", intent_id=award.intent_id, capability=award.capability)
-        assert self._backplane is not None
-        with contextlib.suppress(MeshError):
-            await self._backplane.decline(award, exclude_s=DECLINE_EXCLUDES_S)
+    async def _take_all(self, awards: list[Award]) -> None:
+        """Begin what fits before anything is awaited, so that no bid offers a slot twice; give the rest back."""
+        declined = [award for award in awards if not self._take(award)]
+        for award in declined:
+            log.info("award_declined", intent_id=award.intent_id, capability=award.capability)
+            assert self._backplane is not None
+            with contextlib.suppress(MeshError):
+                await self._backplane.decline(award, exclude_s=DECLINE_EXCLUDES_S)
+
+    def _take(self, award: Award) -> bool:
+        if self.free_slots == 0 or self._shelf.get(award.capability) is None:
+            return False
+        self._begin(award.intent_id, award.capability, award)
+        return True
 
     def _begin(self, intent_id: str, capability: str, award: Award | None) -> None:
         slot = self._shelf.get(capability)
@@ -378,6 +377,16 @@ class Node:
                     self._bid_wanted.set()
             except OSError as error:
                 log.warning("capabilities_unreadable", detail=str(error))
+
+
+async def _wait(event: asyncio.Event, timeout_s: float) -> bool:
+    """Return whether the event came in time. (`asyncio.wait_for` of Python 3.11 can lose a cancellation.)"""
+    try:
+        async with asyncio.timeout(timeout_s):
+            await event.wait()
+    except TimeoutError:
+        return False
+    return True
 
 
 def _refused(outcome: CommitResult, error: MeshError) -> Outcome:

@@ -3,6 +3,7 @@
 Must never carry the ledger's receipt whole, nor anything that names a secret, a URL or a setting of the mesh.
 """
 
+import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -30,10 +31,10 @@ _TOLD = frozenset(
 
 @dataclass(frozen=True)
 class Assignment:
-    """One claim, for a worker of one capability. `turns` are the messages' turn numbers, as far as known."""
+    """One claim, for a worker of one capability. `remarks` say of each message its turn and similarity, where known."""
 
     claim: Claim
-    turns: tuple[int | None, ...] = ()
+    remarks: tuple[dict[str, int | float], ...] = ()
 
     @classmethod
     def from_claim(cls, claim: Claim, folder: CapabilityFolder) -> "Assignment":
@@ -41,8 +42,8 @@ class Assignment:
         if not folder.template.supports_multi_turn:
             return cls(claim.model_copy(update={"messages": [], "supports_multi_turn": False}))
         entries = claim.receipt.get("messages")
-        numbers = [_turn_number(entry) for entry in entries] if isinstance(entries, list) else []
-        return cls(claim, tuple(numbers) if len(numbers) == len(claim.messages) else ())
+        remarks = [_remark(entry) for entry in entries] if isinstance(entries, list) else []
+        return cls(claim, tuple(remarks) if len(remarks) == len(claim.messages) else ())
 
     def line(self) -> bytes:
         """Return the line that activates a worker.
@@ -53,10 +54,11 @@ class Assignment:
             claim = self.claim.model_dump_json(include=set(_TOLD))
         except ValueError as error:  # a lone surrogate
             raise MeshError(ErrorCode.INVALID_JSON, f"the claim cannot be written as JSON: {error}") from error
-        turns = ",".join("null" if turn is None else str(turn) for turn in self.turns)
-        return f'{{"claim":{claim},"turns":[{turns}]}}\n'.encode()
+        return f'{{"claim":{claim},"remarks":{json.dumps(self.remarks)}}}\n'.encode()
 
 
-def _turn_number(entry: Any) -> int | None:
-    number = entry.get("turn_number") if isinstance(entry, dict) else None
-    return number if isinstance(number, int) else None
+def _remark(entry: Any) -> dict[str, int | float]:
+    if not isinstance(entry, dict):
+        return {}
+    named = {"turn": entry.get("turn_number"), "similarity": entry.get("similarity")}
+    return {name: value for name, value in named.items() if isinstance(value, int | float)}

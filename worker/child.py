@@ -102,13 +102,12 @@ def _messages(assignment: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _context(assignment: dict[str, Any]) -> sdk.Context:
-    """The conversation as a handler gets it: each message with its turn's number where that is known."""
-    turns = assignment["turns"]
+    """The conversation as a handler gets it: each message with its turn and similarity where those are known."""
+    remarks = assignment["remarks"]
     context = _messages(assignment)
-    if len(turns) == len(context):
-        for message, turn in zip(context, turns, strict=True):
-            if turn is not None:
-                message["turn"] = turn
+    if len(remarks) == len(context):
+        for message, remark in zip(context, remarks, strict=True):
+            message.update(remark)
     return context
 
 

@@ -51,10 +51,13 @@ __all__ = [
     "update_thread",
 ]
 
-# Messages, oldest first: {"role", "content"}, "name" when the speaker has one, "turn" where its number is known.
+# Messages, oldest first: {"role", "content"}, "name" when the speaker has one. Where they are known: "turn", its number,
+# and "similarity", how near its meaning is to the current message's (cosine, -1 to 1).
 Context = list[dict[str, Any]]
 _T = TypeVar("_T")
 _DELTA_CHARACTERS_MAX = 100_000  # a frame takes 1 MiB, and one character at most 6 bytes of it
+
+_REMARKS = frozenset({"turn", "similarity"})
 
 _channel: Channel | None = None
 _intent: "Intent | None" = None
@@ -190,7 +193,7 @@ def update_thread(
         title: the thread's title.
     """
     if messages is not None:
-        messages = [{key: value for key, value in message.items() if key != "turn"} for message in messages]
+        messages = _without_remarks(messages)
     fields = {
         "messages": messages,
         "plan": plan,
@@ -244,7 +247,7 @@ def llm_chat_complete(
     request = {
         "kind": "llm.chat",
         "request_id": request_id,
-        "messages": [{key: value for key, value in message.items() if key != "turn"} for message in messages],
+        "messages": _without_remarks(messages),
         "stream_to_caller": stream_to_caller,
         "max_output_tokens": max_output_tokens,
         "temperature": temperature,
@@ -346,3 +349,8 @@ def _earlier(call_id: str) -> dict[str, Any] | None:
     finished = [record for record in matching if record["status"] == "finished"]
     best = finished or matching
     return best[-1] if best else None
+
+
+def _without_remarks(messages: Context) -> Context:
+    """Return messages as a model or the ledger takes them."""
+    return [{key: value for key, value in message.items() if key not in _REMARKS} for message in messages]

@@ -43,7 +43,8 @@ async def test_the_tenth_turn_names_the_fact_of_the_first(mesh: RunningMesh) -> 
     await eventually(is_indexed, timeout_s=60, what="the embedder has indexed the thread")
     tenth = await mesh.submit("recall", {"text": QUESTION}, thread_id=thread)
     assert tenth["turn_number"] == 10
-    assert tenth["result"]["found"] is True
+    receipt = (await mesh.intent(tenth["intent_id"]))["receipt"]
+    assert tenth["result"]["found"] is True, receipt["messages"]
     assert tenth["result"]["turn_number"] == 1
     assert "peanuts" in tenth["result"]["text"]
 
@@ -62,3 +63,12 @@ async def test_the_tenth_turn_names_the_fact_of_the_first(mesh: RunningMesh) -> 
     assert best["included"] is True
     turns = (await mesh.client.get(f"/threads/{thread}/turns")).json()["items"]
     assert [turn["turn_number"] for turn in turns] == list(range(1, 11))
+
+
+async def test_what_was_never_said_is_not_found(mesh: RunningMesh) -> None:
+    """`recall` is honest: the nearest of what is far is no answer."""
+    for text in OTHER_THINGS:
+        await mesh.submit("echo", {"text": text}, thread_id="nothing")
+    answer = await mesh.submit("recall", {"text": "Who wrote the constitution of Norway?"}, thread_id="nothing")
+    assert answer["result"]["found"] is False
+    assert "nothing" in answer["result"]["text"]

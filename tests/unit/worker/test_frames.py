@@ -6,11 +6,12 @@ import json
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from support.capability_files import claim_of
+from support.capability_files import SHIPPED, claim_of
 
 from mesh.contract.errors import Cause
 from mesh.contract.messages import Claim, ContextMessage, ThreadUpdate
 from worker.assignment import Assignment
+from worker.capability_folder import load_capability
 from worker.child import newest_that_fits
 from worker.exit_codes import cause_of_exit
 from worker.frames import FRAME_BYTES_MAX, Error, FrameInvalid, FrameTooLarge, Result, merge_updates, parse_frame
@@ -137,9 +138,11 @@ def test_a_newest_message_that_does_not_fit_is_cut_at_its_front(length: int, cha
 def test_an_assignment_tells_a_worker_no_more_than_it_needs() -> None:
     """Neither the tenant nor the epoch, the budget or the receipt's candidates."""
     claim: Claim = claim_of(
-        {"text": "x"}, messages=[ContextMessage(role="user", content="a")], receipt={"messages": [{"turn_number": 7}]}
+        {"text": "x"},
+        messages=[ContextMessage(role="user", content="a")],
+        receipt={"messages": [{"turn_number": 7, "similarity": 0.5, "source": "older", "tokens": 9}]},
     )
-    told = json.loads(Assignment(claim, (7,)).line())
-    assert told["turns"] == [7]
-    assert set(told) == {"claim", "turns"}
+    told = json.loads(Assignment.from_claim(claim, load_capability(SHIPPED / "recall")).line())
+    assert told["remarks"] == [{"turn": 7, "similarity": 0.5}]
+    assert set(told) == {"claim", "remarks"}
     assert not {"tenant_id", "epoch", "budget", "receipt", "lease_ttl_s", "version", "sent_at"} & set(told["claim"])

@@ -101,3 +101,31 @@ def test_an_unknown_turn_is_not_made_up() -> None:
     context = [{"role": "user", "content": "My name is Ada."}]
     answer = HANDLER["run"](Intent(claim_of({"text": "name?"}).model_dump()), context)
     assert (answer["text"], answer["turn_number"]) == ("Earlier you said: My name is Ada.", None)
+
+
+def recall_by_meaning(similarities: list[float]) -> Any:
+    """Ask what shares no word with any statement, with the similarity that the mesh measured for each."""
+    statements = ["My daughter Ada is allergic to peanuts.", "The train leaves at seven.", "We painted the kitchen."]
+    context = [
+        {"role": "user", "content": content, "turn": turn, "similarity": similarity}
+        for turn, (content, similarity) in enumerate(zip(statements, similarities, strict=True), start=1)
+    ]
+    return HANDLER["run"](Intent(claim_of({"text": "Which foods must my child avoid?"}).model_dump()), context)
+
+
+def test_a_statement_of_the_same_meaning_is_found_without_a_shared_word() -> None:
+    """The similarity that comes with the context counts beside the words."""
+    assert recall_by_meaning([0.24, 0.01, 0.09])["turn_number"] == 1
+
+
+def test_a_faint_similarity_is_no_answer() -> None:
+    """The nearest of what is far is still nothing."""
+    assert recall_by_meaning([0.17, 0.01, 0.09])["found"] is False
+
+
+def test_of_a_turn_the_statement_counts_and_not_its_echo() -> None:
+    """An answer that repeats the statement word for word does not take its place; a later turn does."""
+    echoed = [("user", "My name is Ada"), ("assistant", "My name is Ada")]
+    assert recall("What is my name?", echoed)["text"] == "In turn 1 you said: My name is Ada"
+    corrected = [*echoed, ("user", "My name is Eve"), ("assistant", "Noted.")]
+    assert recall("What is my name?", corrected)["turn_number"] == 2
