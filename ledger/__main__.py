@@ -5,8 +5,11 @@ Wiring only. Must never serve beyond loopback without a mesh token.
 
 import argparse
 import asyncio
+import contextlib
 import ipaddress
+import signal
 import sys
+from collections.abc import Iterator
 
 import structlog
 import uvicorn
@@ -32,6 +35,20 @@ def _is_loopback(host: str) -> bool:
         return host == "localhost"
 
 
+class _Server(uvicorn.Server):
+    """Leaves signals to the role: uvicorn would end the process by the same signal after a clean shutdown."""
+
+    @contextlib.contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Capture none."""
+        yield
+
+    def stop(self) -> None:
+        """Finish open requests; asked twice, do not wait for them."""
+        self.force_exit = self.should_exit
+        self.should_exit = True
+
+
 async def _serve(settings: LedgerSettings) -> int:
     if settings.mesh_token is None and not _is_loopback(settings.ledger_host):
         log.error("ledger.token_missing", hint="set INTENTMESH_MESH_TOKEN, or listen on 127.0.0.1 only")
@@ -49,10 +66,18 @@ async def _serve(settings: LedgerSettings) -> int:
             ledger.start_background()
             app = build_ledger_app(ledger, settings.mesh_token)
             config = uvicorn.Config(
-                app, host=settings.ledger_host, port=settings.ledger_port, log_level="warning", access_log=False
+                app,
+                host=settings.ledger_host,
+                port=settings.ledger_port,
+                log_level="warning",
+                access_log=False,
+                timeout_graceful_shutdown=10,
             )
+            server = _Server(config)
+            for number in (signal.SIGTERM, signal.SIGINT):
+                asyncio.get_running_loop().add_signal_handler(number, server.stop)
             log.info("ledger.serving", host=settings.ledger_host, port=settings.ledger_port)
-            await uvicorn.Server(config).serve()
+            await server.serve()
         finally:
             await ledger.close()
     finally:

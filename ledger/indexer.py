@@ -104,7 +104,8 @@ class Indexer:
                 with contextlib.suppress(TimeoutError):
                     # A model that is loading is asked often: the first contexts wait for it.
                     wait_s = self._poll_interval_s if self._embedder.is_ready else min(0.5, self._poll_interval_s)
-                    await asyncio.wait_for(self._wakened.wait(), wait_s)
+                    async with asyncio.timeout(wait_s):
+                        await self._wakened.wait()
 
     async def step(self) -> bool:
         """Do one round. Returns whether there is more to do at once.

@@ -102,7 +102,8 @@ class Zygote:
         self._waiters.append(waiter)
         process.request(len(self._waiters) - process.requested)
         try:
-            return await asyncio.wait_for(asyncio.shield(waiter), TAKE_PATIENCE_S)
+            async with asyncio.timeout(TAKE_PATIENCE_S):
+                return await asyncio.shield(waiter)
         except TimeoutError:
             raise SpawnFailed(f"no worker was forked within {TAKE_PATIENCE_S:.0f} s", is_retryable=True) from None
         except asyncio.CancelledError:

@@ -230,7 +230,8 @@ class Worker:
         """SIGKILL the worker and every process that descends from it; return when none is left."""
         self.begin_kill()
         try:
-            return await asyncio.wait_for(self.wait(), KILL_PATIENCE_S)
+            async with asyncio.timeout(KILL_PATIENCE_S):
+                return await self.wait()
         except TimeoutError:
             self._abandon()  # the zygote is stuck: it and all below it must go
             return await self.wait()
@@ -248,10 +249,9 @@ class Worker:
         if not self._exit.done():
             self._reason = self._reason or REASON_KILLED
             self._terminate(self.pid)
-            try:
-                return await asyncio.wait_for(self.wait(), grace_s)
-            except TimeoutError:
-                pass
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(grace_s):
+                    return await self.wait()
         return await self.kill()
 
     async def wait(self) -> ExitStatus:

@@ -73,7 +73,8 @@ class ZygoteProcess:
         """
         try:
             self._execute()
-            await asyncio.wait_for(asyncio.shield(self._ready), START_PATIENCE_S)
+            async with asyncio.timeout(START_PATIENCE_S):
+                await asyncio.shield(self._ready)
         except TimeoutError:
             await self.bury()
             raise SpawnFailed(f"the handler's import took longer than {START_PATIENCE_S:.0f} s") from None

@@ -113,7 +113,8 @@ class EmbedderProcess:
     async def wait_ready(self, timeout_s: float) -> bool:
         """Wait until the model is loaded; False when it is not by then."""
         with contextlib.suppress(TimeoutError):
-            await asyncio.wait_for(self._ready.wait(), timeout_s)
+            async with asyncio.timeout(timeout_s):
+                await self._ready.wait()
         return self.is_ready
 
     async def close(self) -> None:
@@ -142,7 +143,8 @@ class EmbedderProcess:
         self._calls.append(call)
         self._is_asked.set()
         try:
-            return await asyncio.wait_for(call.future, timeout_s)
+            async with asyncio.timeout(timeout_s):
+                return await call.future
         except TimeoutError as error:
             raise unavailable(f"the embedder did not answer within {timeout_s:g} s") from error
         finally:

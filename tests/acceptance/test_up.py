@@ -76,18 +76,24 @@ class Up:
         self.said += rest
         return self.process.returncode
 
-    def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        """Another command, against this mesh."""
-        return subprocess.run(
-            self.command(*arguments),
-            cwd=self.folder,
-            env=self.environment(),
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=60,
-            check=False,
-        )
+    def run(self, *arguments: str, said: str = "") -> subprocess.CompletedProcess[str]:
+        """Another command, against this mesh; `said` is what a person types."""
+        try:
+            return subprocess.run(
+                self.command(*arguments),
+                cwd=self.folder,
+                env=self.environment(),
+                input=said,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            logs = "".join(
+                f"\n--- {path.name}\n{path.read_text()[-4000:]}" for path in self.folder.glob(".intentmesh/logs/*")
+            )
+            raise AssertionError(f"{arguments} did not end: {error.stdout!r} {error.stderr!r}{logs}") from error
 
     def printed(self, *arguments: str) -> Any:
         """What another command prints as JSON."""
@@ -140,16 +146,8 @@ async def test_one_command_starts_a_mesh_and_ctrl_c_ends_it(up: Up) -> None:
 async def test_a_conversation_is_remembered_over_a_restart(up: Up) -> None:
     """`chat` reads lines, `recall` answers from the thread, `context` says why."""
     up.start()
-    chat = subprocess.run(
-        up.command("chat", "--capability", "recall", "--thread", "locker"),
-        cwd=up.folder,
-        env=up.environment(),
-        input="My locker number is 4711.\nThe weather is fine.\n/pin name Ada\n",
-        capture_output=True,
-        text=True,
-        timeout=60,
-        check=False,
-    )
+    lines = "My locker number is 4711.\nThe weather is fine.\n/pin name Ada\n"
+    chat = up.run("chat", "--capability", "recall", "--thread", "locker", said=lines)
     assert chat.returncode == 0, chat.stderr
     assert up.stop() == 0
     up.start()
