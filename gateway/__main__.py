@@ -83,7 +83,9 @@ async def _open_embedder(settings: GatewaySettings, token: str | None, stack: As
         return process
     client = LedgerClient(settings.ledger_url, token)
     stack.push_async_callback(client.close)
-    return RemoteEmbedder(client)
+    remote = RemoteEmbedder(client)
+    await remote.start()
+    return remote
 
 
 async def _run(servers: list[Server]) -> None:

@@ -20,7 +20,7 @@ from ledger.models import attempts, intents, nodes, now_ms, tenants, threads
 from ledger.settings import LedgerSettings
 from ledger.settling import in_state, read_locked
 from ledger.store import Row, Store
-from ledger.tool_log import begin_attempt, clean_events, write_calls
+from ledger.tool_log import begin_attempt, clean_events, is_new_batch, write_calls
 from ledger.turns import user_text
 from ledger.views import award_row
 from mesh.contract.errors import Cause, ErrorCode, MeshError, not_found
@@ -299,7 +299,7 @@ class Claims:
         )
 
     async def emit(self, intent_id: str, batch: EmitEvents) -> None:
-        """Append a running worker's events; tool calls enter the write-ahead log.
+        """Append a running worker's events; tool calls enter the write-ahead log. A batch sent again changes nothing.
 
         Raises: MeshError `stale_epoch`, `invalid_request`.
         """
@@ -316,6 +316,9 @@ class Claims:
             attempt = (await connection.execute(select(intents.c.attempt).where(*held))).scalar_one_or_none()
             if thread is None or attempt is None:
                 raise stale(intent_id, batch.epoch)
+            if not await is_new_batch(connection, intent_id, batch):
+                await thread.flush(connection)  # gives the reserved numbers back
+                return Aftermath()
             for item in events:
                 thread.append(item.kind, intent_id, {**item.data, "attempt": attempt})
             await write_calls(connection, thread, intent_id, attempt, events)

@@ -284,6 +284,8 @@ attempts = Table(
     Column("stderr", Text, nullable=False, server_default=""),
     Column("is_log_truncated", Boolean, nullable=False),
     Column("usage", JsonText),
+    # The newest batch of events that was stored: one that is sent again after a lost reply is not stored again.
+    Column("batch_number", BigInteger, nullable=False, server_default=text("0")),
     # How the attempt was settled: the answer to a node that asks again after a lost reply.
     Column("settled_state", Text),
     Column("settled_turn_number", BigInteger),

@@ -12,10 +12,10 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ledger.locked_thread import LockedThread
-from ledger.models import now_ms, tool_calls
+from ledger.models import attempts, now_ms, tool_calls
 from ledger.outcomes import cleaned
 from mesh.contract.errors import ErrorCode, MeshError
-from mesh.contract.messages import EventKind, ToolRecord, WorkerEvent
+from mesh.contract.messages import EmitEvents, EventKind, ToolRecord, WorkerEvent
 
 EMITTED = frozenset({EventKind.DELTA, EventKind.PROGRESS, EventKind.TOOL_STARTED, EventKind.TOOL_FINISHED})
 TEXT_CHARS_MAX = 200
@@ -46,6 +46,22 @@ def clean_events(events: Sequence[WorkerEvent]) -> list[WorkerEvent]:
             _named(data, "name", event.kind)
         kept.append(WorkerEvent(kind=event.kind, data=data))
     return kept
+
+
+async def is_new_batch(connection: AsyncConnection, intent_id: str, batch: EmitEvents) -> bool:
+    """Note a batch of events under its thread's lock, and return whether it was not stored before."""
+    if batch.batch_number == 0:
+        return True
+    noted = await connection.execute(
+        update(attempts)
+        .where(
+            attempts.c.intent_id == intent_id,
+            attempts.c.epoch == batch.epoch,
+            attempts.c.batch_number < batch.batch_number,
+        )
+        .values(batch_number=batch.batch_number)
+    )
+    return noted.rowcount == 1
 
 
 async def write_calls(

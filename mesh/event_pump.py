@@ -4,6 +4,7 @@ Must never reorder events, and never hold a worker back for text: only a tool re
 """
 
 import asyncio
+import contextlib
 from typing import Any
 
 import structlog
@@ -15,6 +16,7 @@ from mesh.contract.messages import Claim, EmitEvents, EventKind, WorkerEvent
 
 FLUSH_INTERVAL_S = 0.05
 BATCH_EVENTS_MAX = 200
+CLOSE_TIMEOUT_S = 2.0
 
 log = structlog.get_logger()
 
@@ -43,6 +45,7 @@ class EventPump:
         self._waiting: list[WorkerEvent] = []
         self._sending = asyncio.Lock()
         self._timer: asyncio.Task[None] | None = None
+        self._batches = 0
         self.failure: MeshError | None = None
 
     def put(self, kind: EventKind, data: dict[str, Any]) -> None:
@@ -72,7 +75,10 @@ class EventPump:
             while self._waiting and self.failure is None:
                 batch = self._waiting[:BATCH_EVENTS_MAX]
                 del self._waiting[:BATCH_EVENTS_MAX]
-                message = EmitEvents(node_id=self._node_id, epoch=self._claim.epoch, events=batch)
+                self._batches += 1
+                message = EmitEvents(
+                    node_id=self._node_id, epoch=self._claim.epoch, events=batch, batch_number=self._batches
+                )
                 try:
                     async for attempt in until_accepted():
                         with attempt:
@@ -90,7 +96,10 @@ class EventPump:
             log.warning("events_refused", intent_id=self._claim.intent_id, code=error.code)
 
     async def close(self) -> None:
-        """Stop the timer; what still waits is dropped (the outcome carries the text)."""
+        """Send what still waits, for a moment: the outcome holds the whole text, so a ledger that is away loses nothing."""
+        with contextlib.suppress(MeshError, TimeoutError):
+            async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                await self.flush()
         if self._timer is not None:
             self._timer.cancel()
             await asyncio.gather(self._timer, return_exceptions=True)

@@ -44,9 +44,10 @@ class ContextView(BaseModel):
 
 
 class ExplainBody(Body):
-    """`POST /threads/{id}/context:explain`: the settings to try; what is absent is the capability's default."""
+    """`POST /threads/{id}/context:explain`: what to try; what is absent is as `GET` has it."""
 
     query: str | None = Field(None, max_length=100_000)
     max_tokens: int | None = Field(None, ge=1, le=200_000)
     recent_turns: int | None = Field(None, ge=0, le=100)
     older_turns: int | None = Field(None, ge=0, le=1000)
+    settings: dict[str, Any] | None = Field(None, description="Weights and shares of the ranking to try, by name")

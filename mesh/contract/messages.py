@@ -261,12 +261,16 @@ class WorkerEvent(Part):
 
 
 class EmitEvents(Message):
-    """A batch of a running worker's events, refused when the epoch is stale."""
+    """A batch of a running worker's events, refused when the epoch is stale.
+
+    `batch_number` counts an attempt's batches from 1, so that one that is sent again is stored once; 0: not counted.
+    """
 
     kind: Literal["intent.events"] = "intent.events"
     node_id: str
     epoch: int
     events: list[WorkerEvent]
+    batch_number: int = 0
 
 
 class ThreadUpdate(Part):

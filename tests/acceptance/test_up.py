@@ -90,15 +90,18 @@ class Up:
                 check=False,
             )
         except subprocess.TimeoutExpired as error:
-            logs = "".join(
-                f"\n--- {path.name}\n{path.read_text()[-4000:]}" for path in self.folder.glob(".intentmesh/logs/*")
-            )
-            raise AssertionError(f"{arguments} did not end: {error.stdout!r} {error.stderr!r}{logs}") from error
+            said_so_far = f"{error.stdout!r} {error.stderr!r}"
+            raise AssertionError(f"{arguments} did not end: {said_so_far}{self.logs()}") from error
+
+    def logs(self) -> str:
+        """The end of every role's log, for whoever reads a failure."""
+        paths = self.folder.glob(".intentmesh/logs/*")
+        return "".join(f"\n--- {path.name}\n{path.read_text()[-6000:]}" for path in paths)
 
     def printed(self, *arguments: str) -> Any:
         """What another command prints as JSON."""
         done = self.run(*arguments, "--json")
-        assert done.returncode == 0, done.stderr
+        assert done.returncode == 0, done.stderr + self.logs()
         return json.loads(done.stdout)
 
 

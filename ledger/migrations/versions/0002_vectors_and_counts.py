@@ -1,4 +1,4 @@
-"""Vectors of messages, and message counts on threads (filled in for the threads that exist).
+"""Vectors of messages, message counts on threads (filled in for the threads that exist), batch numbers on attempts.
 
 Revision: 0002, after 0001.
 """
@@ -33,6 +33,7 @@ def upgrade() -> None:
     )
     op.create_index(op.f("ix_threads_updated_at_ms"), "threads", ["updated_at_ms"], unique=False)
     op.add_column("threads", sa.Column("message_count", sa.BigInteger(), server_default=sa.text("0"), nullable=False))
+    op.add_column("attempts", sa.Column("batch_number", sa.BigInteger(), server_default=sa.text("0"), nullable=False))
     op.execute(
         "UPDATE threads SET message_count = (SELECT count(*) FROM messages "
         "WHERE messages.tenant_id = threads.tenant_id AND messages.thread_id = threads.thread_id)"
@@ -40,6 +41,7 @@ def upgrade() -> None:
 
 
 def downgrade() -> None:
+    op.drop_column("attempts", "batch_number")
     op.drop_column("threads", "message_count")
     op.drop_index(op.f("ix_threads_updated_at_ms"), table_name="threads")
     op.drop_table("message_vectors")

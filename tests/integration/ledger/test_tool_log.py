@@ -1,11 +1,11 @@
 """The write-ahead log of tool effects; on both databases."""
 
 import pytest
-from support.ledger_rows import claim, commit, fail, lose_lease, move, say, submit
+from support.ledger_rows import NODE, claim, commit, fail, lose_lease, move, say, submit
 
 from ledger.ledger import Ledger
 from mesh.contract.errors import Cause, ErrorCode, MeshError
-from mesh.contract.messages import EventKind
+from mesh.contract.messages import EmitEvents, EventKind, WorkerEvent
 
 STARTED, FINISHED = EventKind.TOOL_STARTED, EventKind.TOOL_FINISHED
 
@@ -74,3 +74,21 @@ async def test_a_started_call_is_refused_when_the_epoch_is_stale(ledger: Ledger)
         await say(ledger, old, (STARTED, {"call_id": "1", "name": "pay"}))
     assert refused.value.code is ErrorCode.STALE_EPOCH
     assert (await claim(ledger, intent)).tool_records == []
+
+
+async def test_a_batch_that_is_sent_again_is_stored_once(ledger: Ledger) -> None:
+    """A node that lost the reply repeats the batch: no second delta, no second tool call, no gap in the numbers."""
+    held = await claim(ledger, await submit(ledger))
+    events = [
+        WorkerEvent(kind=EventKind.DELTA, data={"text": "a"}),
+        WorkerEvent(kind=STARTED, data={"call_id": "1", "name": "mail"}),
+    ]
+    batch = EmitEvents(node_id=NODE, epoch=held.epoch, events=events, batch_number=1)
+    await ledger.claims.emit(held.intent_id, batch)
+    await ledger.claims.emit(held.intent_id, batch)
+    following = [WorkerEvent(kind=EventKind.DELTA, data={"text": "b"})]
+    await ledger.claims.emit(held.intent_id, batch.model_copy(update={"events": following, "batch_number": 2}))
+    log = await ledger.events.after(held.tenant_id, held.thread_id, 0, limit=50)
+    assert [event.number for event in log] == list(range(1, len(log) + 1))
+    assert [event.data["text"] for event in log if event.kind == EventKind.DELTA] == ["a", "b"]
+    assert [event.kind for event in log].count(STARTED) == 1
