@@ -80,6 +80,8 @@ class Shelf:
         self._stamp = stamp
         found: dict[str, CapabilityFolder] = {}
         for root in self._roots:
+            if not root.is_dir():  # it may come later
+                continue
             folders, broken = await asyncio.to_thread(load_capabilities, root)
             found |= {folder.template.name: folder for folder in folders}
             for name, error in broken.items():
