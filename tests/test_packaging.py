@@ -354,8 +354,28 @@ def test_compose_starts_roles_that_exist(services: dict[str, Any]) -> None:
     """Each command is one of the command line's."""
     commands = {command.name or getattr(command.callback, "__name__", "") for command in app.registered_commands}
     roles = {name: service["command"][0] for name, service in services.items() if service["image"] == "intentmesh"}
-    assert roles == {"gateway": "gateway", "ledger": "ledger", "node": "node"}
-    assert set(roles.values()) <= commands
+    assert roles == {"gateway": "gateway", "ledger": "ledger", "migrate": "db", "node": "node"}
+    assert set(roles.values()) - {"db"} <= commands
+    assert services["migrate"]["command"] == ["db", "upgrade"]
+
+
+def test_the_schema_is_upgraded_by_one_job_before_anybody_writes(services: dict[str, Any]) -> None:
+    """Ledger and gateway wait for the migration, and do none by themselves; its database can hold vectors."""
+    assert services["ledger"]["depends_on"]["migrate"]["condition"] == "service_completed_successfully"
+    assert services["gateway"]["depends_on"]["ledger"]["condition"] == "service_healthy"
+    for name in ("ledger", "gateway"):
+        assert services[name]["environment"]["INTENTMESH_AUTO_UPGRADE"] == "false"
+    assert services["postgres"]["image"].startswith("pgvector/")
+
+
+def test_every_lasting_service_has_a_health_check(services: dict[str, Any]) -> None:
+    """Whoever waits for it waits for more than its start. A node serves nothing; the ledger sees its heartbeat."""
+    assert {name for name, service in services.items() if "healthcheck" not in service} == {"migrate", "node"}
+
+
+def test_compose_runs_any_number_of_nodes(services: dict[str, Any]) -> None:
+    """`--scale node=N` needs a service without a fixed name, port or volume."""
+    assert not {"container_name", "ports", "volumes"} & set(services["node"])
 
 
 def test_compose_sets_only_settings_that_exist(services: dict[str, Any]) -> None:
@@ -389,9 +409,11 @@ def test_the_gateway_is_published_on_loopback_and_locked(services: dict[str, Any
     assert services["gateway"]["environment"]["INTENTMESH_ACCESS"] == "locked"
 
 
-def test_valkey_never_evicts(services: dict[str, Any]) -> None:
-    """The mesh refuses a server that does."""
-    assert services["valkey"]["command"][-2:] == ["--maxmemory-policy", "noeviction"]
+def test_redis_never_evicts_and_keeps_a_log(services: dict[str, Any]) -> None:
+    """The mesh refuses a server that evicts."""
+    command = services["redis"]["command"]
+    assert command[command.index("--maxmemory-policy") + 1] == "noeviction"
+    assert command[command.index("--appendonly") + 1] == "yes"
 
 
 def test_the_image_is_written_well() -> None:
