@@ -8,7 +8,7 @@ database's.
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import func, insert, or_, select, tuple_, update
+from sqlalchemy import exists, func, insert, or_, select, tuple_, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ledger.aftermath import ANNOUNCED, Aftermath, Herald, announcement
@@ -126,9 +126,21 @@ class Claims:
         """Take a ready intent: epoch and attempt plus one, lease begun, context built.
 
         The context is built before the transaction (it may wait for an embedding) and is the thread's as of the
-        claim: a thread that grew meanwhile gets it built anew.
+        claim: a thread that grew meanwhile gets it built anew. A node that repeats a claim whose answer was lost gets
+        the same claim: epoch and attempt are the same, the lease begins anew.
         Raises: MeshError `not_found`, `not_claimable` (extra: state; somebody else has it, or it is not due).
         """
+        try:
+            return await self._claim_ready(intent_id, request)
+        except MeshError as error:
+            if error.code is not ErrorCode.NOT_CLAIMABLE or not request.is_repeat:
+                raise
+            claim = await self._claim_again(intent_id, request.node_id)
+            if claim is None:
+                raise
+            return claim
+
+    async def _claim_ready(self, intent_id: str, request: ClaimRequest) -> Claim:
         for _ in range(CONTEXT_TRIES_MAX):
             facts = await self._facts(intent_id)
             self._check_claimable(facts)
@@ -138,6 +150,29 @@ class Claims:
             except _ThreadGrew:
                 continue
         raise _not_claimable(intent_id, State.READY, why="the thread grows faster than its context can be built")
+
+    async def _claim_again(self, intent_id: str, node_id: str) -> Claim | None:
+        """Return the claim that this node holds, if nothing was ever said under it: no worker has had an effect."""
+        facts = await self._facts(intent_id)
+        messages, receipt = await self._build_context(facts)
+        is_silent = exists().where(
+            attempts.c.intent_id == intent_id, attempts.c.epoch == facts["epoch"], attempts.c.batch_number == 0
+        )
+        statement = (
+            update(intents)
+            .where(*held_by(intent_id, facts["epoch"], node_id), is_silent)
+            .values(lease_until_ms=now_ms() + self._lease_ttl_ms, receipt=receipt)
+            .returning(intents.c.epoch, intents.c.attempt, intents.c.max_attempts)
+        )
+
+        async def work(connection: AsyncConnection) -> tuple[Row, list[ToolRecord]] | None:
+            row = (await connection.execute(statement)).mappings().one_or_none()
+            if row is None:
+                return None
+            return row, await begin_attempt(connection, facts["tenant_id"], intent_id, row["attempt"])
+
+        held = await self._store.write(work, is_repeatable=True)
+        return None if held is None else self._message(facts, *held, messages, receipt)
 
     @staticmethod
     def _check_claimable(facts: Row) -> None:
@@ -181,9 +216,19 @@ class Claims:
         row, records, thread = await self._store.write(work, is_repeatable=True)
         if thread is not None:
             await self._herald.tell(Aftermath(notices=[thread.notice(intent_id)]))
+        return self._message(facts, row, records, messages, receipt)
+
+    def _message(
+        self,
+        facts: Row,
+        row: Row,
+        records: list[ToolRecord],
+        messages: list[ContextMessage],
+        receipt: dict[str, Any],
+    ) -> Claim:
         return Claim(
             tenant_id=facts["tenant_id"],
-            intent_id=intent_id,
+            intent_id=facts["intent_id"],
             thread_id=facts["thread_id"],
             capability=facts["type"],
             payload=facts["payload"],

@@ -13,13 +13,20 @@ from pydantic import ValidationError
 
 from ledger.client import LedgerClient
 from mesh.backplane.backplane import Backplane
+from mesh.contract.errors import MeshError
 from mesh.contract.logs import configure_logs
 from mesh.node import Node
 from mesh.settings import NodeSettings
+from worker.kernel import hide_from_others
+
+log = structlog.get_logger()
 
 
 async def serve(settings: NodeSettings) -> None:
-    """Run one node until SIGTERM or SIGINT; a second signal ends it at once."""
+    """Run one node until SIGTERM or SIGINT; a second signal ends it at once.
+
+    Raises: MeshError when the ledger or Redis refuses this node.
+    """
     token = settings.mesh_token.get_secret_value() if settings.mesh_token else ""
     async with contextlib.AsyncExitStack() as stack:
         ledger = LedgerClient(settings.ledger_url, token)
@@ -32,10 +39,13 @@ async def serve(settings: NodeSettings) -> None:
         node = Node(settings, ledger=ledger, backplane=backplane)
         running = asyncio.create_task(node.run())
         loop = asyncio.get_running_loop()
+        is_signalled = False
 
         def stop() -> None:
-            if node.is_draining:
+            nonlocal is_signalled
+            if is_signalled:
                 running.cancel()
+            is_signalled = True
             node.drain()
 
         for number in (signal.SIGTERM, signal.SIGINT):
@@ -46,6 +56,8 @@ async def serve(settings: NodeSettings) -> None:
 
 def main() -> int:
     """Read the settings and serve."""
+    # Workers run as the same user, and the mesh token and the model's key stand in this process.
+    hide_from_others()
     try:
         settings = NodeSettings()
     except ValidationError as error:
@@ -55,7 +67,11 @@ def main() -> int:
         return 2
     configure_logs(level=settings.log_level, is_json=settings.log_json, role="node")
     structlog.contextvars.bind_contextvars(node_id=settings.node_id)
-    asyncio.run(serve(settings))
+    try:
+        asyncio.run(serve(settings))
+    except MeshError as error:
+        log.error("node_cannot_serve", code=error.code, detail=error.detail, hint=error.hint)
+        return 1
     return 0
 
 

@@ -14,16 +14,14 @@ from typing import Any
 import structlog
 
 from ledger.client import LedgerClient
-from mesh.attempt import Attempt, Outcome
+from mesh.attempt import Attempt
 from mesh.backplane.backplane import Backplane
 from mesh.bidding import NodeSnapshot, make_bids, price
 from mesh.contract.errors import Cause, ErrorCode, MeshError
 from mesh.contract.messages import (
     Announcement,
     Award,
-    Claim,
     ClaimRequest,
-    CommitResult,
     FailAttempt,
     Heartbeat,
     LeaseRef,
@@ -34,12 +32,15 @@ from mesh.event_pump import until_accepted
 from mesh.lease import Lease, renew_interval_s
 from mesh.llm.broker import Broker
 from mesh.load import FailureCounter, memory_used_share
+from mesh.outcome import settle
 from mesh.settings import NodeSettings
 from mesh.shelf import Shelf, Slot
 
 # An intent that this node declined is offered to others for so long before it is offered here again.
 DECLINE_EXCLUDES_S = 5.0
 WAKE_BLOCK_S = 1.0
+# After a call that the ledger did not answer, a lease is renewed again after this share of the usual pause.
+RETRY_SHARE = 0.1
 # A standing bid outlives two missed renewals, so that a dead node is out of the book soon.
 BID_TTL_IN_INTERVALS = 3
 
@@ -71,6 +72,8 @@ class Node:
         self._failures = FailureCounter()
         self._running: dict[str, _Running] = {}
         self._claiming: set[str] = set()
+        # Awards of intents whose earlier attempt is still ending here.
+        self._next_awards: dict[str, Award] = {}
         self._tasks: set[asyncio.Task[None]] = set()
         self._bid_wanted = asyncio.Event()
         self._heartbeat_wanted = asyncio.Event()
@@ -78,6 +81,10 @@ class Node:
         self._idle = asyncio.Event()
         self._idle.set()
         self._lease_ttl_s = 15.0
+        self._is_registered = False
+        self._is_handing_back = False
+        # A node that cannot reach the ledger must not win what it cannot claim.
+        self._has_ledger = True
 
     @property
     def free_slots(self) -> int:
@@ -98,40 +105,90 @@ class Node:
         self._heartbeat_wanted.set()
 
     async def run(self) -> None:
-        """Serve until drained. Raises whatever a loop could not handle: a bug, so the process should end."""
-        await self._shelf.refresh()
-        await self._register()
-        loops = [
-            asyncio.create_task(loop, name=name)
-            for name, loop in (
-                ("heartbeat", self._heartbeat_loop()),
-                ("lease_guard", self._lease_guard_loop()),
-                ("bid", self._bid_loop()),
-                ("wake", self._wake_loop()),
-                ("poll", self._poll_loop()),
-                ("reload", self._reload_loop()),
-            )
-        ]
-        draining = asyncio.create_task(self._drain_wanted.wait(), name="drain")
+        """Serve until drained. Raises whatever a loop could not handle: a bug, so the process should end.
+
+        Raises: MeshError when the ledger refuses this node.
+        """
+        tasks: list[asyncio.Task[Any]] = [asyncio.create_task(self._drain_wanted.wait(), name="drain")]
         try:
-            done, _ = await asyncio.wait({draining, *loops}, return_when=asyncio.FIRST_COMPLETED)
-            for task in done - {draining}:
+            tasks.append(asyncio.create_task(self._start(), name="start"))
+            await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if not tasks[-1].done():
+                return  # asked to stop before it could begin
+            tasks[-1].result()
+            working = [asyncio.create_task(loop, name=name) for name, loop in self._loops().items()]
+            tasks += working
+            done, _ = await asyncio.wait(working, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
                 task.result()
-            await self._finish()
         finally:
-            for task in (draining, *loops, *self._tasks):
+            self._drain_wanted.set()
+            for task in tasks:
                 task.cancel()
-            await asyncio.gather(draining, *loops, *self._tasks, return_exceptions=True)
+            await asyncio.gather(*tasks, return_exceptions=True)
+            while self._tasks:
+                for task in self._tasks:
+                    task.cancel()
+                await asyncio.gather(*self._tasks, return_exceptions=True)
             await self._shelf.close()
             await self._broker.close()
 
-    async def _finish(self) -> None:
+    def _loops(self) -> dict[str, Coroutine[Any, Any, None]]:
+        return {
+            "heartbeat": self._heartbeat_loop(),
+            "lease_guard": self._lease_guard_loop(),
+            "bid": self._bid_loop(),
+            "wake": self._wake_loop(),
+            "poll": self._poll_loop(),
+            "reload": self._reload_loop(),
+            "finish": self._finish_when_drained(),
+        }
+
+    async def _start(self) -> None:
+        """Look at the capabilities, and register: as soon as the ledger is there."""
+        await self._shelf.refresh()
+        is_told = False
+        async for attempt in until_accepted():
+            with attempt:
+                try:
+                    await self._register()
+                except MeshError as error:
+                    if not is_told:
+                        log.warning("ledger_does_not_answer", ledger_url=self.settings.ledger_url, detail=error.detail)
+                    is_told = True
+                    raise
+
+    async def _register(self) -> None:
+        """Tell the ledger what this node can run.
+
+        Raises: MeshError when the ledger did not take it.
+        """
+        message = RegisterNode(
+            node_id=self.node_id,
+            host=socket.gethostname(),
+            slots=self.settings.node_slots,
+            capabilities=self._shelf.templates(),
+        )
+        self._is_registered = True  # a change while this is under way asks for another time
+        try:
+            welcome = await self._ledger.register(message)
+        except BaseException:
+            self._is_registered = False
+            raise
+        self._lease_ttl_s = welcome.lease_ttl_s
+        if welcome.is_draining:
+            self.drain()
+        log.info("node_registered", node_id=self.node_id, capabilities=sorted(t.name for t in message.capabilities))
+
+    async def _finish_when_drained(self) -> None:
         """Let what runs end; stop what does not, so that another node may take it up."""
+        await self._drain_wanted.wait()
         log.info("node_draining", running=len(self._running))
         if self._backplane is not None:
             with contextlib.suppress(MeshError):
                 await self._backplane.withdraw(self.node_id)
         if not await _wait(self._idle, self.settings.drain_timeout_s):
+            self._is_handing_back = True
             for running in self._running.values():
                 running.attempt.stop(Cause.NODE_DRAINED)
             await _wait(self._idle, self._lease_ttl_s)
@@ -139,38 +196,32 @@ class Node:
             await self._ledger.heartbeat(Heartbeat(node_id=self.node_id, is_draining=True))
         log.info("node_stopped")
 
-    async def _register(self) -> None:
-        message = RegisterNode(
-            node_id=self.node_id,
-            host=socket.gethostname(),
-            slots=self.settings.node_slots,
-            capabilities=self._shelf.templates(),
-        )
-        is_silent = False
-        async for attempt in until_accepted():
-            with attempt:
-                try:
-                    welcome = await self._ledger.register(message)
-                except MeshError as error:
-                    if not is_silent:
-                        log.warning("ledger_does_not_answer", ledger_url=self.settings.ledger_url, detail=error.detail)
-                    is_silent = True
-                    raise
-        self._lease_ttl_s = welcome.lease_ttl_s
-        if welcome.is_draining:
-            self.drain()
-        log.info("node_registered", node_id=self.node_id, capabilities=sorted(t.name for t in message.capabilities))
-
     # ---- leases
 
     async def _heartbeat_loop(self) -> None:
+        pause_s = 0.0
         while True:
-            await _wait(self._heartbeat_wanted, renew_interval_s(self._lease_ttl_s))
+            await _wait(self._heartbeat_wanted, pause_s)
             self._heartbeat_wanted.clear()
+            pause_s = renew_interval_s(self._lease_ttl_s)
             try:
-                await self._renew()
-            except MeshError as error:
-                log.warning("heartbeat_failed", code=error.code, detail=error.detail)
+                # A call that hangs must leave time for another one before the lease is over.
+                async with asyncio.timeout(self._lease_ttl_s / 2):
+                    await self._renew()
+                    if not self._is_registered:
+                        await self._register()
+            except (MeshError, TimeoutError) as error:
+                pause_s *= RETRY_SHARE
+                self._note_ledger(False, detail=error.detail if isinstance(error, MeshError) else "no answer in time")
+            else:
+                self._note_ledger(True)
+
+    def _note_ledger(self, has_ledger: bool, **facts: str) -> None:
+        """Bid no more when the ledger does not answer, and again when it does."""
+        if has_ledger is not self._has_ledger:
+            self._has_ledger = has_ledger
+            self._bid_wanted.set()
+            (log.info if has_ledger else log.warning)("ledger_answers" if has_ledger else "heartbeat_failed", **facts)
 
     async def _renew(self) -> None:
         """Renew every lease in one call and obey what the ledger says.
@@ -195,13 +246,13 @@ class Node:
                 log.warning("stale_lease", intent_id=intent_id, epoch=running.attempt.claim.epoch)
                 running.attempt.stop(Cause.LEASE_LOST)
         for order in reply.cancel:
-            if order.intent_id in self._running:
-                self._running[order.intent_id].attempt.stop(order.cause)
+            if order.intent_id in held:
+                held[order.intent_id].attempt.stop(order.cause)
         if reply.drain and not self._drain_wanted.is_set():
             log.info("drain_requested_by_operator")
             self.drain()
         if not reply.is_known:
-            await self._register()
+            self._is_registered = False
 
     async def _lease_guard_loop(self) -> None:
         """Kill the worker of every lease that could not be renewed in time, whatever the network does."""
@@ -226,7 +277,7 @@ class Node:
                 try:
                     awards = await self._backplane.place_bids(
                         self.node_id,
-                        self.free_slots,
+                        self.free_slots if self._has_ledger else 0,
                         make_bids(self.node_id, self._snapshot(), self._shelf.templates()),
                         ttl_s=interval_s * BID_TTL_IN_INTERVALS,
                     )
@@ -287,93 +338,101 @@ class Node:
 
     async def _take_all(self, awards: list[Award]) -> None:
         """Begin what fits before anything is awaited, so that no bid offers a slot twice; give the rest back."""
-        declined = [award for award in awards if not self._take(award)]
-        for award in declined:
+        for award in [award for award in awards if not self._take(award)]:
             log.info("award_declined", intent_id=award.intent_id, capability=award.capability)
-            assert self._backplane is not None
-            with contextlib.suppress(MeshError):
-                await self._backplane.decline(award, exclude_s=DECLINE_EXCLUDES_S)
+            await self._decline(award)
+
+    async def _decline(self, award: Award) -> None:
+        assert self._backplane is not None, "only a backplane awards"
+        with contextlib.suppress(MeshError):
+            await self._backplane.decline(award, exclude_s=DECLINE_EXCLUDES_S)
 
     def _take(self, award: Award) -> bool:
-        if self.free_slots == 0 or self._shelf.get(award.capability) is None:
+        if award.intent_id in self._running:
+            self._next_awards[award.intent_id] = award
+            return True
+        if self.free_slots == 0 or not self._has_ledger or self._shelf.get(award.capability) is None:
             return False
         self._begin(award.intent_id, award.capability, award)
         return True
 
     def _begin(self, intent_id: str, capability: str, award: Award | None) -> None:
-        slot = self._shelf.get(capability)
-        if intent_id in self._running or intent_id in self._claiming or slot is None:
+        if intent_id in self._running or intent_id in self._claiming:
             return
         self._claiming.add(intent_id)
         self._idle.clear()
-        self._spawn(self._serve(intent_id, slot, award))
+        self._spawn(self._serve(intent_id, capability, award))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        task.add_done_callback(self._forget)
+
+    def _forget(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            # The lease runs out, and the intent is tried again; the node's other work goes on.
+            log.error("serving_broke", exc_info=error)
 
     # ---- one intent
 
-    async def _serve(self, intent_id: str, slot: Slot, award: Award | None) -> None:
+    async def _serve(self, intent_id: str, capability: str, award: Award | None) -> None:
         try:
-            claim, lease = await self._claim(intent_id, award)
-        except MeshError as error:
-            if error.code is not ErrorCode.NOT_CLAIMABLE:
-                log.warning("claim_failed", intent_id=intent_id, code=error.code, detail=error.detail)
+            slot = self._shelf.get(capability)
+            if slot is None:
+                return
+            with slot.in_use() as zygote:  # from before the claim on: a newer version must not end it in between
+                running = await self._claim(intent_id, slot, award)
+                if running is None:
+                    return
+                outcome = await running.attempt.run(zygote)
+            if isinstance(outcome, FailAttempt):
+                self._failures.add(capability, outcome.cause)
+            running.is_settling = True
+            if running.attempt.stop_cause is not Cause.LEASE_LOST:
+                await settle(self._ledger, running.attempt.claim, outcome)
+        finally:
             self._claiming.discard(intent_id)
-            self._freed()
-            return
+            self._running.pop(intent_id, None)
+            self._bid_wanted.set()
+            if (again := self._next_awards.pop(intent_id, None)) is not None:
+                self._spawn(self._take_all([again]))
+            if not self._running and not self._claiming:
+                self._idle.set()
+
+    async def _claim(self, intent_id: str, slot: Slot, award: Award | None) -> _Running | None:
+        """Claim an intent; None when it is not to be had.
+
+        A claim that got no answer may have been made: it is asked for again, else its lease would have to run out.
+        """
+        sent_at_s = time.monotonic()
+        try:
+            async for retry in until_accepted(patience_s=self._lease_ttl_s / 2):
+                with retry:
+                    is_repeat = retry.retry_state.attempt_number > 1
+                    request = ClaimRequest(node_id=self.node_id, award=award, is_repeat=is_repeat)
+                    claim = await self._ledger.claim(intent_id, request)
+        except MeshError as error:
+            if error.code not in (ErrorCode.NOT_CLAIMABLE, ErrorCode.NOT_FOUND):
+                log.warning("claim_failed", intent_id=intent_id, code=error.code, detail=error.detail)
+                if award is not None:
+                    await self._decline(award)
+            return None
         attempt = Attempt(claim, slot.folder, ledger=self._ledger, broker=self._broker, node_id=self.node_id)
+        lease = Lease(claim.lease_ttl_s, self.settings.lease_margin_s, sent_at_s)
         running = self._running[intent_id] = _Running(attempt, lease)
         self._claiming.discard(intent_id)
-        try:
-            with slot.in_use() as zygote:
-                outcome = await attempt.run(zygote)
-            if isinstance(outcome, FailAttempt):
-                self._failures.add(claim.capability, outcome.cause)
-            running.is_settling = True
-            await self._settle(attempt, outcome)
-        finally:
-            self._running.pop(intent_id, None)
-            self._freed()
-
-    async def _claim(self, intent_id: str, award: Award | None) -> tuple[Claim, Lease]:
-        sent_at_s = time.monotonic()
-        claim = await self._ledger.claim(intent_id, ClaimRequest(node_id=self.node_id, award=award))
-        return claim, Lease(claim.lease_ttl_s, self.settings.lease_margin_s, sent_at_s)
-
-    async def _settle(self, attempt: Attempt, outcome: Outcome) -> None:
-        """Tell the ledger. Safe to repeat: the epoch fences, and the same commit twice is one commit."""
-        intent_id = attempt.claim.intent_id
-        if attempt.stop_cause is Cause.LEASE_LOST:
-            return
-        try:
-            async for retry in until_accepted():
-                with retry:
-                    if isinstance(outcome, CommitResult):
-                        await self._ledger.commit(intent_id, outcome)
-                    else:
-                        await self._ledger.fail(intent_id, outcome)
-        except MeshError as error:
-            if error.code is ErrorCode.STALE_EPOCH:
-                log.warning("stale_lease", intent_id=intent_id, epoch=attempt.claim.epoch)
-            elif isinstance(outcome, CommitResult):
-                await self._settle(attempt, _refused(outcome, error))
-            else:
-                log.error("outcome_refused", intent_id=intent_id, code=error.code, detail=error.detail)
-
-    def _freed(self) -> None:
-        self._bid_wanted.set()
-        if not self._running and not self._claiming:
-            self._idle.set()
+        if self._is_handing_back:
+            attempt.stop(Cause.NODE_DRAINED)
+        return running
 
     async def _reload_loop(self) -> None:
         while True:
             await asyncio.sleep(self.settings.capabilities_reload_s)
             try:
                 if await self._shelf.refresh():
-                    await self._register()
+                    self._is_registered = False
+                    self._heartbeat_wanted.set()
                     self._bid_wanted.set()
             except OSError as error:
                 log.warning("capabilities_unreadable", detail=str(error))
@@ -387,16 +446,3 @@ async def _wait(event: asyncio.Event, timeout_s: float) -> bool:
     except TimeoutError:
         return False
     return True
-
-
-def _refused(outcome: CommitResult, error: MeshError) -> Outcome:
-    """What the ledger can never commit will not get better by trying again."""
-    return FailAttempt(
-        node_id=outcome.node_id,
-        epoch=outcome.epoch,
-        cause=Cause.RESULT_INVALID,
-        detail=f"the ledger refused the result: {error.detail}",
-        is_retryable=False,
-        usage=outcome.usage,
-        log=outcome.log,
-    )

@@ -21,7 +21,8 @@ class NodeSettings(MeshSettings):
         default_factory=_default_node_id,
         min_length=1,
         max_length=128,
-        description="Name of this node; made up when unset",
+        pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.:@-]*$",
+        description="Name of this node, unlike every other's; made up when unset",
     )
     node_slots: int = Field(
         default_factory=lambda: 2 * (os.cpu_count() or 1),
@@ -44,7 +45,9 @@ class NodeSettings(MeshSettings):
     )
     lease_margin_s: float = Field(2.0, gt=0, description="A worker is killed this long before its lease runs out")
     drain_timeout_s: float = Field(30.0, ge=0, description="How long a stopping node waits for its workers")
-    llm_base_url: str | None = Field(None, description="OpenAI-compatible server, for example http://127.0.0.1:8000/v1")
+    llm_base_url: str | None = Field(
+        None, pattern=r"^https?://[^\s/]", description="OpenAI-compatible server, for example http://127.0.0.1:8000/v1"
+    )
     llm_api_key: SecretStr | None = Field(None, description="Its key; only nodes hold it, never a worker")
     llm_model: str | None = Field(
         None, description="Model for capabilities that ask for 'default'; unset: the server's first"

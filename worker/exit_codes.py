@@ -40,7 +40,7 @@ def cause_of_exit(
         return Cause.WORKER_CRASHED, f"the worker was ended by {_signal_name(signal_number)}"
     if exit_code == EXIT_OK:
         return Cause.NO_RESULT, "the worker ended well but sent no result"
-    return Cause.WORKER_CRASHED, f"the worker ended with exit code {exit_code} and sent no result"
+    return Cause.WORKER_CRASHED, f"the worker ended with exit code {exit_code}"
 
 
 def _signal_name(number: int) -> str:

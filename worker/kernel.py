@@ -14,6 +14,7 @@ import resource
 import signal
 
 _PR_SET_PDEATHSIG = 1
+_PR_SET_DUMPABLE = 4
 _PR_SET_NAME = 15
 _PR_SET_CHILD_SUBREAPER = 36
 _PR_SET_NO_NEW_PRIVS = 38
@@ -49,6 +50,14 @@ def adopt_orphans() -> None:
 def renounce_privileges() -> None:
     """Never gain privileges by exec, neither this process nor its descendants."""
     _prctl(_PR_SET_NO_NEW_PRIVS, 1)
+
+
+def hide_from_others() -> None:
+    """Keep processes of the same user from reading this one's memory and environment, until it executes another program.
+
+    Root reads them all the same.
+    """
+    _prctl(_PR_SET_DUMPABLE, 0)
 
 
 def set_process_name(name: str) -> None:

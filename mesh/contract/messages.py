@@ -198,11 +198,16 @@ class HeartbeatReply(Message):
 
 
 class ClaimRequest(Message):
-    """Take a ready intent. `award` is absent when the node found it by polling."""
+    """Take a ready intent. `award` is absent when the node found it by polling.
+
+    `is_repeat`: the node asked before, got no answer, and runs nothing for this intent. If the claim is its own
+    already, and nothing was said under it, it gets that claim once more.
+    """
 
     kind: Literal["intent.claim"] = "intent.claim"
     node_id: str
     award: Award | None = None
+    is_repeat: bool = False
 
 
 class ContextMessage(Part):

@@ -43,6 +43,7 @@ class Broker:
 
     def __init__(self, settings: NodeSettings) -> None:
         self._default_model = settings.llm_model
+        self._listed_model: str | None = None
         key = settings.llm_api_key.get_secret_value() if settings.llm_api_key else None
         self._provider = (
             Provider(settings.llm_base_url, key, timeout_s=settings.llm_timeout_s) if settings.llm_base_url else None
@@ -55,20 +56,29 @@ class Broker:
         """
         if self._provider is None:
             raise _NOT_CONFIGURED
-        model = choice.name
-        if model == "default":
-            if self._default_model is None:
-                self._default_model = await self._provider.first_model()
-            model = self._default_model
-        reply = await self._provider.chat(
-            call.messages,
-            model=model,
-            max_output_tokens=min(call.max_output_tokens or choice.max_output_tokens, choice.max_output_tokens),
-            temperature=call.temperature if call.temperature is not None else choice.temperature,
-            on_delta=on_delta,
-        )
+        model = await self._model(choice, self._provider)
+        try:
+            reply = await self._provider.chat(
+                call.messages,
+                model=model,
+                max_output_tokens=min(call.max_output_tokens or choice.max_output_tokens, choice.max_output_tokens),
+                temperature=call.temperature if call.temperature is not None else choice.temperature,
+                on_delta=on_delta,
+            )
+        except ModelError:
+            self._listed_model = None  # the server may serve another one by now
+            raise
         meter.add(reply, model)
         return reply
+
+    async def _model(self, choice: ModelChoice, provider: Provider) -> str:
+        if choice.name != "default":
+            return choice.name
+        if self._default_model is not None:
+            return self._default_model
+        if self._listed_model is None:
+            self._listed_model = await provider.first_model()
+        return self._listed_model
 
     async def close(self) -> None:
         """Close the connections to the server."""

@@ -8,7 +8,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, cast
 
-from mesh.contract.errors import Cause
+from mesh.contract.errors import Cause, MeshError
 
 if TYPE_CHECKING:
     from openai import AsyncOpenAI
@@ -62,9 +62,8 @@ class Provider:
 
         Raises: ModelError.
         """
-        client = await self._opened()
         try:
-            page = await client.models.list()
+            page = await (await self._opened()).models.list()
         except Exception as error:
             raise self._explain(error) from error
         if not page.data:
@@ -86,12 +85,13 @@ class Provider:
 
         Raises: ModelError.
         """
-        client = await self._opened()
         # A model that knows no temperature refuses even the default, so it is sent only when someone chose it.
         optional: dict[str, Any] = {} if temperature is None else {"temperature": temperature}
         pieces: list[str] = []
-        finish_reason, input_tokens, output_tokens = "stop", 0, 0
+        finish_reason: str | None = None
+        input_tokens, output_tokens = 0, 0
         try:
+            client = await self._opened()
             stream = await client.chat.completions.create(
                 model=model,
                 messages=cast(Any, list(messages)),
@@ -111,11 +111,15 @@ class Provider:
                             await on_delta(choice.delta.content)
         except Exception as error:
             raise self._explain(error) from error
+        if finish_reason is None:  # a connection that just ends looks like the end of an answer
+            raise self._failure("ended in the middle of its answer", "read the server's log", is_retryable=True)
         return Reply("".join(pieces), finish_reason, input_tokens, output_tokens)
 
     def _explain(self, error: Exception) -> Exception:
         import openai
 
+        if isinstance(error, MeshError | ModelError):  # not about the server: raised where its text went
+            return error
         match error:
             case openai.APITimeoutError():
                 text, hint, again = "did not answer in time", "raise INTENTMESH_LLM_TIMEOUT_S", True
@@ -137,10 +141,13 @@ class Provider:
             case openai.APIError():
                 text, hint, again = f"broke off: {error.message}", "read the server's log", True
             case _:
-                return error
-        return ModelError(
-            Cause.MODEL_FAILED, f"the model server {self.base_url} {text}"[:500], hint, is_retryable=again
-        )
+                text = f"answered what is no completion ({type(error).__name__}: {error})"
+                hint, again = "check that INTENTMESH_LLM_BASE_URL is an OpenAI-compatible server", True
+        return self._failure(text, hint, is_retryable=again)
+
+    def _failure(self, text: str, hint: str, *, is_retryable: bool) -> ModelError:
+        detail = f"the model server {self.base_url} {text}"[:500]
+        return ModelError(Cause.MODEL_FAILED, detail, hint, is_retryable=is_retryable)
 
     async def close(self) -> None:
         """Close the connections."""

@@ -20,6 +20,7 @@ import httpx
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 20.0
+BUSY_TIMEOUT_S = 60.0
 
 
 def free_port() -> int:
@@ -180,9 +181,20 @@ class RunningMesh:
     async def submit(
         self, capability: str, payload: dict[str, Any], *, wait_s: float = 60, **fields: Any
     ) -> dict[str, Any]:
-        """Post an intent and return the answer, which must be a 2xx."""
+        """Post an intent as a careful client does and return the answer, which must be a 2xx in the end.
+
+        A 503 says that nothing was lost and when to come again; the same Idempotency-Key makes that safe.
+        """
         body = {"type": capability, "payload": payload} | fields
-        answer = await self.client.post("/intent", params={"wait": wait_s} if wait_s else {}, json=body)
+        key = {"Idempotency-Key": secrets.token_hex(16)}
+        deadline_s = time.monotonic() + BUSY_TIMEOUT_S
+        while True:
+            answer = await self.client.post(
+                "/intent", params={"wait": wait_s} if wait_s else {}, json=body, headers=key
+            )
+            if answer.status_code != 503 or time.monotonic() > deadline_s:
+                break
+            await asyncio.sleep(float(answer.headers["Retry-After"]))
         assert answer.is_success, answer.text
         return dict(answer.json())
 
