@@ -1,7 +1,7 @@
 """The ledger on one SQLite file: one writing process, one writing task, group commit.
 
-Algorithm: writers queue their work; the writer task begins a transaction, runs all work that is waiting, each under
-a savepoint, commits once and only then answers. So one fsync serves many, and a piece of work that fails is undone
+Algorithm: writers queue their work; the writer's thread begins a transaction, runs all work that is waiting, each under
+a savepoint, commits once and only then answers. Work runs whole in that thread (inline_connection.py). So one fsync serves many, and a piece of work that fails is undone
 alone. A file lock keeps a second process out.
 Must never answer before COMMIT returned, and never use less than `synchronous=FULL`: with NORMAL a power cut took
 every acknowledged commit.
@@ -13,16 +13,17 @@ import fcntl
 import os
 import time
 from collections import deque
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import structlog
-from sqlalchemy import event
-from sqlalchemy.engine import URL, Connection
-from sqlalchemy.ext.asyncio import AsyncConnection, AsyncEngine, create_async_engine
+from sqlalchemy import create_engine, event
+from sqlalchemy.engine import URL, Connection, Engine
 from sqlalchemy.pool import StaticPool
 
 from ledger.database_errors import mapped
+from ledger.inline_connection import run_whole
 from ledger.settings import LedgerSettings
 from ledger.store import Store, Work, sqlite_path
 from mesh.contract.errors import ErrorCode, MeshError, unavailable
@@ -46,22 +47,36 @@ class _Item:
     give_up_at_s: float
 
 
-class _GroupLost(Exception):
-    """A group's transaction is gone; the cause says why."""
+@dataclass(frozen=True)
+class _Outcome:
+    """What work returned, or why it did not."""
+
+    value: Any = None
+    error: Exception | None = None
 
 
-def _engine(url: URL, begin: str, pragmas: tuple[str, ...], **options: Any) -> AsyncEngine:
-    # isolation_level None: the driver begins nothing by itself, the hook below does.
-    engine = create_async_engine(url, connect_args={"isolation_level": None}, **options)
+@dataclass
+class _Group:
+    """Who is in the transaction, and who was refused before or alone."""
 
-    @event.listens_for(engine.sync_engine, "connect")
+    members: dict[_Item, _Outcome] = field(default_factory=dict)
+    refused: list[tuple[_Item, _Outcome]] = field(default_factory=list)
+
+
+def _engine(url: URL, begin: str, pragmas: tuple[str, ...], **options: Any) -> Engine:
+    # isolation_level None: the driver begins nothing by itself, the hook below does. Connections move between the
+    # threads of a pool, one at a time.
+    arguments = {"isolation_level": None, "check_same_thread": False}
+    engine = create_engine(url, connect_args=arguments, **options)
+
+    @event.listens_for(engine, "connect")
     def set_pragmas(connection: Any, _: Any) -> None:
         cursor = connection.cursor()
         for pragma in pragmas:
             cursor.execute(f"PRAGMA {pragma}")
         cursor.close()
 
-    @event.listens_for(engine.sync_engine, "begin")
+    @event.listens_for(engine, "begin")
     def begin_transaction(connection: Connection) -> None:
         connection.exec_driver_sql(begin)
 
@@ -106,10 +121,13 @@ class SqliteStore(Store):
             self._reading = _engine(
                 url, "BEGIN", pragmas, pool_size=READERS, max_overflow=0, pool_timeout=self._timeout_s
             )
+        self._loop = asyncio.get_running_loop()
+        self._write_thread = ThreadPoolExecutor(1, "ledger-writer")
+        self._read_threads = ThreadPoolExecutor(READERS, "ledger-reader")
         self._waiting: deque[_Item] = deque()
         self._arrived = asyncio.Event()
         self._is_closing = False
-        self._reads: set[asyncio.Task[Any]] = set()
+        self._reads: set[asyncio.Future[Any]] = set()
         self._writer = asyncio.create_task(self._write_for_ever(), name="ledger-writer")
 
     @classmethod
@@ -127,7 +145,7 @@ class SqliteStore(Store):
         if len(self._waiting) >= QUEUE_ITEMS_MAX:
             raise unavailable("too many writes are waiting for the ledger")
         give_up_at_s = time.monotonic() + (timeout_s or self._timeout_s)
-        item = _Item(work, asyncio.get_running_loop().create_future(), give_up_at_s)
+        item = _Item(work, self._loop.create_future(), give_up_at_s)
         self._waiting.append(item)
         self._arrived.set()
         result: T = await item.outcome
@@ -137,17 +155,19 @@ class SqliteStore(Store):
         """See Store.read."""
         if self._reading is None:
             return await self.write(work, timeout_s=timeout_s)
-        task = asyncio.create_task(self._read(self._reading, work))
-        self._reads.add(task)
-        task.add_done_callback(self._reads.discard)
-        task.add_done_callback(_note_exception)
-        return await asyncio.shield(task)
+        if self._is_closing:
+            raise unavailable("the ledger is closing")
+        reading = self._loop.run_in_executor(self._read_threads, self._read, self._reading, work)
+        self._reads.add(reading)
+        reading.add_done_callback(self._reads.discard)
+        reading.add_done_callback(_note_exception)
+        return await asyncio.shield(reading)
 
     @staticmethod
-    async def _read(engine: AsyncEngine, work: Work[T]) -> T:
+    def _read(engine: Engine, work: Work[T]) -> T:
         try:
-            async with engine.connect() as connection:
-                return await work(connection)
+            with engine.connect() as connection:
+                return run_whole(work, connection)
         except Exception as error:
             if (meant := mapped(error)) is not None:
                 raise meant from error
@@ -162,9 +182,12 @@ class SqliteStore(Store):
         await self._writer
         if self._reads:
             await asyncio.wait(set(self._reads))
-        for engine in (self._writing, self._reading):
-            if engine is not None:
-                await engine.dispose()
+        # In their own threads: a connection is closed where it was used.
+        await self._loop.run_in_executor(self._write_thread, self._writing.dispose)
+        if self._reading is not None:
+            await self._loop.run_in_executor(self._read_threads, self._reading.dispose)
+        self._write_thread.shutdown()
+        self._read_threads.shutdown()
         if self._lock is not None:
             os.close(self._lock)
 
@@ -176,79 +199,84 @@ class SqliteStore(Store):
                 self._arrived.clear()
                 await self._arrived.wait()
                 continue
-            members: dict[_Item, Any] = {}
-            try:
-                await self._run_group(members)
-            except Exception as error:
-                # The transaction as a whole is gone: whoever was in it is told so, and the next group begins anew.
-                cause = error.__cause__ if isinstance(error, _GroupLost) else error
-                assert isinstance(cause, Exception)
-                if (meant := mapped(cause)) is None:
-                    log.exception("ledger.group_failed", members=len(members))
-                for item in members:
-                    _fail(item, meant or cause)
+            for item, outcome in await self._loop.run_in_executor(self._write_thread, self._run_group):
+                _answer(item, outcome)
 
-    async def _run_group(self, members: dict[_Item, Any]) -> None:
-        """Run what waits in one transaction. On an error, whoever is in `members` has not been answered yet."""
-        if (first := self._next()) is None:
-            return
-        # Joins before anything can fail, so that whoever waits longest is told when not even BEGIN works.
-        members[first] = None
+    # ---- in the writer's thread
+
+    def _run_group(self) -> list[tuple[_Item, _Outcome]]:
+        """Run what waits in one transaction, and return what to answer to whom, after COMMIT."""
+        group = _Group()
+        try:
+            if (first := self._next(group)) is not None:
+                # Joins before anything can fail, so that whoever waits longest is told when not even BEGIN works.
+                group.members[first] = _Outcome()
+                self._commit_group(group, first)
+        except Exception as error:
+            # The transaction as a whole is gone: whoever was in it is told so, and the next group begins anew.
+            if (meant := mapped(error)) is None:
+                log.exception("ledger.group_failed", members=len(group.members))
+            group.members = dict.fromkeys(group.members, _Outcome(error=meant or error))
+        return [*group.refused, *group.members.items()]
+
+    def _commit_group(self, group: "_Group", first: _Item) -> None:
         began_s = time.monotonic()
-        async with self._writing.connect() as connection:
+        with self._writing.connect() as connection:
             try:
-                await connection.begin()
+                connection.begin()
                 item: _Item | None = first
                 while item is not None:
-                    await self._run_one(connection, item, members)
-                    is_full = len(members) >= GROUP_ITEMS_MAX or time.monotonic() - began_s > GROUP_S
-                    item = None if is_full else self._next()
-                await connection.commit()
-            except Exception as error:
+                    self._run_one(connection, item, group)
+                    is_full = len(group.members) >= GROUP_ITEMS_MAX or time.monotonic() - began_s > GROUP_S
+                    item = None if is_full else self._next(group)
+                connection.commit()
+            except Exception:
                 # Thrown away, not rolled back: some errors have ended the transaction already, and then that fails.
                 with contextlib.suppress(Exception):
-                    await connection.invalidate()
-                raise _GroupLost from error
-        for item, value in members.items():
-            if not item.outcome.done():
-                item.outcome.set_result(value)
+                    connection.invalidate()
+                raise
 
     @staticmethod
-    async def _run_one(connection: AsyncConnection, item: _Item, members: dict[_Item, Any]) -> None:
-        members[item] = None
-        savepoint = await connection.begin_nested()
+    def _run_one(connection: Connection, item: _Item, group: "_Group") -> None:
+        group.members[item] = _Outcome()
+        savepoint = connection.begin_nested()
         try:
-            members[item] = await item.work(connection)
+            group.members[item] = _Outcome(run_whole(item.work, connection))
         except Exception as error:
             # Some errors (disk full) end the whole transaction: then this raises, and the group fails with the first.
             try:
-                await savepoint.rollback()
+                savepoint.rollback()
             except Exception:
                 raise error from None
-            del members[item]
-            _fail(item, mapped(error) or error)
+            del group.members[item]
+            group.refused.append((item, _Outcome(error=mapped(error) or error)))
         else:
-            await savepoint.commit()
+            savepoint.commit()
 
-    def _next(self) -> _Item | None:
+    def _next(self, group: "_Group") -> _Item | None:
         """Take the next item that somebody still waits for."""
         while self._waiting:
             item = self._waiting.popleft()
             if item.outcome.done():  # its caller was cancelled before it began
                 continue
             if time.monotonic() > item.give_up_at_s:
-                _fail(item, unavailable("the ledger has more to write than it can in time"))
+                late = unavailable("the ledger has more to write than it can in time")
+                group.refused.append((item, _Outcome(error=late)))
                 continue
             return item
         return None
 
 
-def _fail(item: _Item, error: Exception) -> None:
-    if not item.outcome.done():
-        item.outcome.set_exception(error)
+def _answer(item: _Item, outcome: _Outcome) -> None:
+    if item.outcome.done():
+        return
+    if outcome.error is not None:
+        item.outcome.set_exception(outcome.error)
+    else:
+        item.outcome.set_result(outcome.value)
 
 
-def _note_exception(task: asyncio.Task[Any]) -> None:
+def _note_exception(reading: asyncio.Future[Any]) -> None:
     """Mark the exception as seen: its caller may have been cancelled."""
     with contextlib.suppress(asyncio.CancelledError):
-        task.exception()
+        reading.exception()

@@ -72,7 +72,7 @@ def database_url(settings: LedgerSettings) -> URL:
         url = None  # never echo it: it may hold a password
     match url.get_backend_name() if url is not None else None:
         case "sqlite" if url is not None:
-            return url.set(drivername="sqlite+aiosqlite")
+            return url.set(drivername="sqlite")
         case "postgresql" | "postgres" if url is not None:
             return url.set(drivername="postgresql+psycopg")
         case _:

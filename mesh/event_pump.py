@@ -45,7 +45,7 @@ def until_accepted(*, patience_s: float | None = None) -> AsyncRetrying:
     return AsyncRetrying(
         retry=_may_be_repeated,
         stop=stop_never if patience_s is None else stop_after_delay(patience_s),
-        wait=wait_exponential_jitter(initial=0.1, max=2.0, jitter=0.2),
+        wait=wait_exponential_jitter(multiplier=0.1, max=2.0, jitter=0.2),
         reraise=True,
     )
 

