@@ -200,6 +200,7 @@ def _assemble(
                 "source": message.source,
                 "tokens": message.tokens,
                 "similarity": None if message.unit is None else _rounded(ranking.similarity[message.unit]),
+                "relevance": None if message.unit is None else _rounded(ranking.relevance[message.unit]),
             }
             for message in packed.messages
         ],
@@ -234,9 +235,9 @@ def _candidates(
     ]
 
 
-def _rounded(similarity: float) -> float | None:
-    """Return a cosine as a receipt shows it; None where it is not known."""
-    return None if math.isnan(similarity) else round(float(similarity), 3)
+def _rounded(number: float) -> float | None:
+    """Return a number as a receipt shows it; None where it is not known."""
+    return None if math.isnan(number) else round(float(number), 3)
 
 
 def prelude_of(facts: ThreadFacts) -> Prelude:

@@ -106,6 +106,12 @@ class Ranking:
     total: Floats
     similarity: Floats
 
+    @property
+    def relevance(self) -> Floats:
+        """How much each unit itself has to do with the query: without its neighbours' share and the price of its length."""
+        own = [part for name, part in self.parts.items() if name in PARTS]
+        return np.sum(own, axis=0) if own else self.total
+
     def order(self) -> list[int]:
         """Return the units' places, best first; of equals the newer first."""
         return sorted(range(len(self.total)), key=lambda index: (-self.total[index], -index))

@@ -24,6 +24,7 @@ from rich.console import Console
 from rich.progress import Progress
 
 MESSAGES_A_CALL = 200
+INDEX_PATIENCE_S = 120
 console = Console()
 
 
@@ -81,6 +82,21 @@ def import_messages(client: httpx.Client, thread_id: str, messages: list[dict[st
             progress.update(task, advance=len(batch))
 
 
+def wait_until_indexed(client: httpx.Client, thread_id: str) -> None:
+    """Wait, with progress, until the mesh has read the meaning of every message; without a model, do not."""
+    with Progress(console=console) as progress:
+        task = progress.add_task("indexing by meaning", total=None)
+        for _ in range(INDEX_PATIENCE_S):
+            receipt = client.get(f"/threads/{thread_id}/context", params={"query": "hello", "max_tokens": 200_000})
+            seen = receipt.raise_for_status().json()["receipt"]
+            indexed = sum(candidate["is_indexed"] for candidate in seen["candidates"])
+            progress.update(task, total=len(seen["candidates"]), completed=indexed)
+            if seen["semantic"] == "off" or indexed == len(seen["candidates"]):
+                return
+            time.sleep(1)
+    console.print("[yellow]not everything is indexed yet: asking all the same")
+
+
 def turn_numbers(client: httpx.Client, thread_id: str) -> dict[str, int]:
     """Return content → turn number of every message of the thread."""
     numbers: dict[str, int] = {}
@@ -121,6 +137,7 @@ def main() -> int:
     chosen = conversation.questions[::step][: options.questions]
     with httpx.Client(base_url=options.url, headers=headers, timeout=120) as client:
         import_messages(client, thread_id, conversation.messages)
+        wait_until_indexed(client, thread_id)
         numbers = turn_numbers(client, thread_id)
         text_of = {message["id"]: message["content"].strip() for message in conversation.messages}
         in_context = answered = 0

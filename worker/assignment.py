@@ -31,7 +31,7 @@ _TOLD = frozenset(
 
 @dataclass(frozen=True)
 class Assignment:
-    """One claim, for a worker of one capability. `remarks` say of each message its turn and similarity, where known."""
+    """One claim, for a worker of one capability. `remarks` say of each message its turn and what ranking found, where known."""
 
     claim: Claim
     remarks: tuple[dict[str, int | float], ...] = ()
@@ -60,5 +60,5 @@ class Assignment:
 def _remark(entry: Any) -> dict[str, int | float]:
     if not isinstance(entry, dict):
         return {}
-    named = {"turn": entry.get("turn_number"), "similarity": entry.get("similarity")}
+    named = {"turn": entry.get("turn_number")} | {name: entry.get(name) for name in ("similarity", "relevance")}
     return {name: value for name, value in named.items() if isinstance(value, int | float)}

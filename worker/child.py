@@ -102,7 +102,7 @@ def _messages(assignment: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def _context(assignment: dict[str, Any]) -> sdk.Context:
-    """The conversation as a handler gets it: each message with its turn and similarity where those are known."""
+    """The conversation as a handler gets it: each message with its turn and ranking where those are known."""
     remarks = assignment["remarks"]
     context = _messages(assignment)
     if len(remarks) == len(context):

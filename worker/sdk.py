@@ -51,13 +51,14 @@ __all__ = [
     "update_thread",
 ]
 
-# Messages, oldest first: {"role", "content"}, "name" when the speaker has one. Where they are known: "turn", its number,
-# and "similarity", how near its meaning is to the current message's (cosine, -1 to 1).
+# Messages, oldest first: {"role", "content"}, "name" when the speaker has one. Where they are known: "turn", its number;
+# "similarity", how near its meaning is to the current message's (cosine, -1 to 1); "relevance", how it ranks in the
+# whole thread (standard deviations above its mean, words and meaning together).
 Context = list[dict[str, Any]]
 _T = TypeVar("_T")
 _DELTA_CHARACTERS_MAX = 100_000  # a frame takes 1 MiB, and one character at most 6 bytes of it
 
-_REMARKS = frozenset({"turn", "similarity"})
+_REMARKS = frozenset({"turn", "similarity", "relevance"})
 
 _channel: Channel | None = None
 _intent: "Intent | None" = None

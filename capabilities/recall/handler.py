@@ -2,8 +2,8 @@
 
 Intuition: the statement shares the question's rare words, or its meaning. Rule: words are cut to stems, a stem weighs
 more the fewer statements hold it (inverse document frequency), a statement scores the share of the question's weight
-that it holds, plus the similarity of meaning that the mesh has measured, where it has; it must reach a minimum in one
-of both. Equal scores go to the later turn, because people correct themselves. Hard cases: questions say nothing, so they
+that it holds; it must reach a minimum in that or in the similarity of meaning that the mesh has measured. Of those that do,
+the one that ranks highest in the whole thread is quoted; where no rank is known, share and similarity decide. Equals go to the later turn, because people correct themselves. Hard cases: questions say nothing, so they
 are no candidates, nor are this capability's own answers; a question of stop words alone is answered by meaning or not.
 Must never invent: what it returns was said word for word.
 """
@@ -48,6 +48,7 @@ class Statement(NamedTuple):
     turn_number: int | None
     stems: frozenset[str]
     similarity: float = 0.0
+    relevance: float | None = None
 
 
 def run(intent: Intent, context: Context) -> dict[str, Any]:
@@ -93,7 +94,10 @@ def statements_of(context: Context) -> list[Statement]:
         stated = " ".join(part for part in _SENTENCE_END.split(text) if part and not is_question(part))
         if stems := stems_of(stated):
             speaker = message.get("name") or ("you" if role == "user" else "I")
-            statements.append(Statement(stated, speaker, message.get("turn"), stems, message.get("similarity", 0.0)))
+            similarity = message.get("similarity", 0.0)
+            statements.append(
+                Statement(stated, speaker, message.get("turn"), stems, similarity, message.get("relevance"))
+            )
     return statements
 
 
@@ -116,13 +120,14 @@ def find(question: str, statements: list[Statement]) -> Statement | None:
         for one in wanted
     }
     whole = sum(weights.values())
-    best, best_score = None, 0.0
+    best, best_score = None, -math.inf
     for statement in statements:
         share = sum(weight for one, weight in weights.items() if _holds(statement.stems, one)) / whole if whole else 0.0
-        score = share + statement.similarity
+        if share < SHARE_MIN and statement.similarity < SIMILARITY_MIN:
+            continue
+        score = share + statement.similarity if statement.relevance is None else statement.relevance
         # The answer of a turn often repeats what was said: of one turn's equals, the first counts.
-        is_better = score > best_score or (score == best_score and best is not None and _is_later(statement, best))
-        if is_better and (share >= SHARE_MIN or statement.similarity >= SIMILARITY_MIN):
+        if best is None or score > best_score or (score == best_score and _is_later(statement, best)):
             best, best_score = statement, score
     return best
 

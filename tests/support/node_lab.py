@@ -4,7 +4,6 @@ Must never reach into a node: tests see what the ledger, the processes and the c
 """
 
 import asyncio
-import contextlib
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -91,7 +90,9 @@ class NodeLab:
         )
         self._server = uvicorn.Server(config)
         self._serving = asyncio.create_task(self._server.serve())
-        await eventually(lambda: self._server is not None and self._server.started, timeout_s=5, what="the ledger serves")
+        await eventually(
+            lambda: self._server is not None and self._server.started, timeout_s=5, what="the ledger serves"
+        )
 
     async def stop_ledger(self) -> None:
         """Close the socket: calls are refused from now on."""
@@ -203,9 +204,3 @@ async def file_text(path: Path, *, within_s: float = PATIENCE_S) -> str:
     """Wait until a worker has written a file, and return what it wrote."""
     await eventually(lambda: path.exists() and path.read_text(), timeout_s=within_s, what=f"{path.name} is written")
     return path.read_text()
-
-
-async def settled(task: "asyncio.Task[None]") -> None:
-    """Wait for a task's end without its outcome."""
-    with contextlib.suppress(BaseException):
-        await task

@@ -26,6 +26,10 @@ class ScriptedModel:
         self.keys: list[str | None] = []
         self.pause_s = 0.0
         self.status = 200
+        # None: a whole answer. Else how it ends after the script's pieces: cut (the connection breaks), end (it just
+        # ends), garbage (a line that is no JSON), error (an error in the stream).
+        self.ending: str | None = None
+        self.has_usage = True
         self.url = ""
 
     def _app(self) -> FastAPI:
@@ -59,16 +63,27 @@ class ScriptedModel:
             )
             if self.pause_s:
                 await asyncio.sleep(self.pause_s)
+        match self.ending:
+            case "cut":
+                raise ConnectionError("scripted")
+            case "end":
+                return
+            case "garbage":
+                yield "data: {not json\n\n"
+            case "error":
+                yield "data: " + json.dumps({"error": {"message": "out of memory"}}) + "\n\n"
         yield "data: " + json.dumps(base | {"choices": [{"index": 0, "delta": {}, "finish_reason": "stop"}]}) + "\n\n"
         usage = {"prompt_tokens": 7, "completion_tokens": len(pieces), "total_tokens": 7 + len(pieces)}
-        yield "data: " + json.dumps(base | {"choices": [], "usage": usage}) + "\n\ndata: [DONE]\n\n"
+        if self.has_usage:
+            yield "data: " + json.dumps(base | {"choices": [], "usage": usage}) + "\n\n"
+        yield "data: [DONE]\n\n"
 
     @contextlib.asynccontextmanager
     async def serving(self) -> AsyncIterator["ScriptedModel"]:
         """Serve on loopback while the block runs."""
         port = free_port()
         self.url = f"http://127.0.0.1:{port}/v1"
-        server = uvicorn.Server(uvicorn.Config(self._app(), port=port, log_level="warning", lifespan="off"))
+        server = uvicorn.Server(uvicorn.Config(self._app(), port=port, log_level="critical", lifespan="off"))
         task = asyncio.create_task(server.serve())
         try:
             while not server.started:

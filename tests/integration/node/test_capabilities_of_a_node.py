@@ -131,7 +131,7 @@ async def test_bad_luck_at_the_start_is_tried_again(lab: NodeLab, tmp_path: Path
     in_the_way.write_text("a file where a folder must be")
     lab.node()
     await offers(lab)
-    os.unlink(in_the_way)
+    in_the_way.unlink()
     await offers(lab, "probe")
     assert (await lab.run(probe)).result == 1
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import time
-from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -14,9 +13,9 @@ from mesh.contract.template import Template
 
 
 @pytest.fixture
-async def sleeper(lab: NodeLab, tmp_path: Path) -> AsyncIterator[Template]:
+def sleeper(lab: NodeLab, tmp_path: Path) -> Template:
     """A capability whose first attempt sleeps as long as it is told, and says when it has begun."""
-    yield lab.capability(
+    return lab.capability(
         f"""
         import os, time
         def run(intent, context):

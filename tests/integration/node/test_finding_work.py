@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from support.node_lab import NodeLab, file_text, settled
+from support.node_lab import NodeLab, file_text
 from support.redis_server import RedisServer, running_redis
 from support.running_mesh import eventually
 
@@ -131,7 +131,9 @@ async def test_an_award_for_an_unknown_capability_is_declined(
     unknown = Bid(node_id="node-1", capability="unknown", parts=PriceParts())
     async with Backplane(address.url, prefix=address.prefix) as other:
         await other.place_bids("node-1", 4, [unknown], ttl_s=5)
-        ghost = Announcement(tenant_id="local", intent_id="ghost", thread_id="t", capability="unknown", accepted_at_ms=0)
+        ghost = Announcement(
+            tenant_id="local", intent_id="ghost", thread_id="t", capability="unknown", accepted_at_ms=0
+        )
         await other.announce([ghost])
         await asyncio.sleep(0.2)
         got = await other.place_bids("node-2", 1, [unknown.model_copy(update={"node_id": "node-2"})], ttl_s=5)
@@ -181,6 +183,5 @@ async def test_a_node_without_its_ledger_wins_nothing(lab: NodeLab, backplane: B
     done = await lab.until(await lab.submit(probe, thread_id="t"), within_s=3)
     assert done.node_id == "node-2"
     lab.faults.answer = lambda _: None
-    lab.runs["node-2"].cancel()
-    await settled(lab.runs.pop("node-2"))
+    await lab.drained("node-2")
     assert (await lab.run(probe)).node_id == "node-1"

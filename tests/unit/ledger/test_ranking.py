@@ -104,3 +104,23 @@ def test_parts_sum_to_the_total_and_stay_finite(texts: list[str], query: str) ->
 def test_z_scores_of_equal_values_are_zero() -> None:
     """No spread, no evidence."""
     assert not z_scores(np.full(4, 7.0)).any()
+
+
+def test_relevance_is_what_a_message_says_itself() -> None:
+    """It knows neither the neighbour's share nor the price of length, so that one statement can be quoted by it."""
+    thread = corpus([message(1, "zebra " + "padding words here " * 50), message(2, "ok"), message(3, "zebra stripes")])
+    ranking = rank(thread, Query(counted_terms("zebra")), SETTINGS)
+    assert np.allclose(ranking.relevance, ranking.parts["semantic"] + ranking.parts["lexical"])
+    assert not np.allclose(ranking.relevance, ranking.total)
+    newest = rank_by_recency(thread)
+    assert np.array_equal(newest.relevance, newest.total)
+
+
+def test_similarity_is_absolute_and_unknown_without_a_vector() -> None:
+    """A reader can tell from it whether anything fits at all."""
+    messages = [message(n, f"sentence {n}") for n in (1, 2, 3)]
+    thread = corpus(messages, {"m1.0": unit(1.0, 0.0), "m2.0": unit(0.0, 1.0)})
+    found = rank(thread, Query({}, unit(1.0, 0.0)), SETTINGS).similarity
+    assert found[0] == 1
+    assert found[1] == 0
+    assert np.isnan(found[2])

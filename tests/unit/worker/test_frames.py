@@ -140,9 +140,9 @@ def test_an_assignment_tells_a_worker_no_more_than_it_needs() -> None:
     claim: Claim = claim_of(
         {"text": "x"},
         messages=[ContextMessage(role="user", content="a")],
-        receipt={"messages": [{"turn_number": 7, "similarity": 0.5, "source": "older", "tokens": 9}]},
+        receipt={"messages": [{"turn_number": 7, "similarity": 0.5, "relevance": 2.5, "source": "older", "tokens": 9}]},
     )
     told = json.loads(Assignment.from_claim(claim, load_capability(SHIPPED / "recall")).line())
-    assert told["remarks"] == [{"turn": 7, "similarity": 0.5}]
+    assert told["remarks"] == [{"turn": 7, "similarity": 0.5, "relevance": 2.5}]
     assert set(told) == {"claim", "remarks"}
     assert not {"tenant_id", "epoch", "budget", "receipt", "lease_ttl_s", "version", "sent_at"} & set(told["claim"])
