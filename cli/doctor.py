@@ -26,6 +26,7 @@ from cli.failures import CallFailed
 from cli.output import AsJson, out, print_json
 from cli.settings import CliSettings
 from cli.up import is_port_free
+from mesh.contract.settings import bad_settings
 
 PYTHON_MIN = (3, 11)
 DISK_FREE_MIN_GB = 1.0
@@ -68,9 +69,8 @@ def examine() -> Iterator[Finding]:
     try:
         settings = CliSettings()
     except ValidationError as error:
-        for problem in error.errors():
-            name = "INTENTMESH_" + "_".join(str(part) for part in problem["loc"]).upper()
-            yield Finding("settings", "bad", f"{name}: {problem['msg']}", f"change or unset {name}")
+        for name, text in bad_settings(error):
+            yield Finding("settings", "bad", f"{name}: {text}", f"change or unset {name}")
         return
     checks: tuple[Callable[[CliSettings], Finding], ...] = (
         check_embedding_model,

@@ -14,6 +14,7 @@ from pydantic import ValidationError
 from cli import capability, chat, context, doctor, intents, keys, nodes, roles, threads, up
 from cli.failures import CallFailed
 from cli.output import fail, out
+from mesh.contract.settings import bad_settings
 
 app = typer.Typer(
     name="intentmesh",
@@ -72,9 +73,8 @@ def main() -> None:
     except CallFailed as error:
         sys.exit(fail(error.detail, error.hint).exit_code)
     except ValidationError as error:
-        for problem in error.errors():
-            name = "INTENTMESH_" + "_".join(str(part) for part in problem["loc"]).upper()
-            fail(f"{name}: {problem['msg']}")
+        for name, text in bad_settings(error):
+            fail(f"{name}: {text}")
         sys.exit(2)
     except BrokenPipeError:
         # The reader of our output went away, as in `intentmesh intents | head`.

@@ -13,7 +13,6 @@ from urllib.parse import urlsplit
 
 import structlog
 import uvloop
-from pydantic import ValidationError
 
 from gateway.app import build_app
 from gateway.settings import GatewaySettings, is_loopback
@@ -27,6 +26,7 @@ from mesh.backplane.notice_board import NoticeBoard
 from mesh.contract.errors import ErrorCode, MeshError
 from mesh.contract.logs import configure_logs
 from mesh.contract.ports import Embedder
+from mesh.contract.settings import read_settings
 
 log = structlog.get_logger()
 
@@ -139,13 +139,7 @@ async def serve(settings: GatewaySettings) -> None:
 
 def main() -> int:
     """Read the settings, serve, and return the exit code."""
-    try:
-        settings = GatewaySettings()
-    except ValidationError as error:
-        for mistake in error.errors():
-            name = "INTENTMESH_" + "_".join(str(part) for part in mistake["loc"]).upper()
-            sys.stderr.write(f"{name}: {mistake['msg']} (see docs/SETTINGS.md)\n")
-        return 2
+    settings = read_settings(GatewaySettings)
     configure_logs(level=settings.log_level, is_json=settings.log_json, role="gateway")
     try:
         with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:

@@ -24,6 +24,7 @@ from mesh.backplane.backplane import Backplane
 from mesh.contract.errors import MeshError
 from mesh.contract.logs import configure_logs
 from mesh.contract.ports import MeshPort, SilentPort
+from mesh.contract.settings import read_settings
 
 log = structlog.get_logger()
 
@@ -103,7 +104,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m ledger", description="The ledger of the intent mesh")
     parser.add_argument("command", choices=("serve", "upgrade"))
     command = parser.parse_args().command
-    settings = LedgerSettings()
+    settings = read_settings(LedgerSettings)
     configure_logs(level=settings.log_level, is_json=settings.log_json, role="ledger")
     try:
         return asyncio.run(_serve(settings) if command == "serve" else _upgrade(settings))

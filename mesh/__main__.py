@@ -9,12 +9,12 @@ import signal
 import sys
 
 import structlog
-from pydantic import ValidationError
 
 from ledger.client import LedgerClient
 from mesh.backplane.backplane import Backplane
 from mesh.contract.errors import MeshError
 from mesh.contract.logs import configure_logs
+from mesh.contract.settings import read_settings
 from mesh.node import Node
 from mesh.settings import NodeSettings
 from worker.kernel import hide_from_others
@@ -58,13 +58,7 @@ def main() -> int:
     """Read the settings and serve."""
     # Workers run as the same user, and the mesh token and the model's key stand in this process.
     hide_from_others()
-    try:
-        settings = NodeSettings()
-    except ValidationError as error:
-        for problem in error.errors():
-            name = "INTENTMESH_" + "_".join(str(part) for part in problem["loc"]).upper()
-            sys.stderr.write(f"{name}: {problem['msg']} (see docs/SETTINGS.md)\n")
-        return 2
+    settings = read_settings(NodeSettings)
     configure_logs(level=settings.log_level, is_json=settings.log_json, role="node")
     structlog.contextvars.bind_contextvars(node_id=settings.node_id)
     try:

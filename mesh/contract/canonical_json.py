@@ -71,6 +71,23 @@ def _integer(text: str) -> int:
     return value
 
 
+def _parse(text: str) -> Json:
+    """Parse text whose depth was checked."""
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_unique,
+            parse_constant=_refuse_constant,
+            parse_float=_finite,
+            parse_int=_integer,
+        )
+    except json.JSONDecodeError as error:
+        raise _bad(f"not JSON: {error.msg} (line {error.lineno}, column {error.colno})") from error
+    except RecursionError as error:  # unreachable behind the depth check; kept so that a bug there is no 500
+        raise _bad("nested too deeply") from error
+    return cast(Json, value)
+
+
 def loads(raw: bytes, *, bytes_max: int, depth_max: int = DEPTH_MAX) -> Json:
     """Parse `raw` strictly.
 
@@ -87,22 +104,11 @@ def loads(raw: bytes, *, bytes_max: int, depth_max: int = DEPTH_MAX) -> Json:
         text = raw.decode("utf-8")
     except UnicodeDecodeError as error:
         raise _bad(f"not UTF-8 (at byte {error.start})") from error
-    try:
-        value = json.loads(
-            text,
-            object_pairs_hook=_unique,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-            parse_int=_integer,
-        )
-    except json.JSONDecodeError as error:
-        raise _bad(f"not JSON: {error.msg} (line {error.lineno}, column {error.colno})") from error
-    except RecursionError as error:  # unreachable behind the depth check; kept so that a bug there is no 500
-        raise _bad("nested too deeply") from error
+    value = _parse(text)
     # Only an escape can bring either in: a raw one is refused by the UTF-8 decoder or by json.loads.
     if "\\u" in text:
         check(value, depth_max=depth_max)
-    return cast(Json, value)
+    return value
 
 
 def check(value: Any, *, depth_max: int = DEPTH_MAX) -> None:
@@ -169,17 +175,7 @@ def loads_frame(raw: bytes, *, bytes_max: int) -> Json:
         raise MeshError(ErrorCode.TOO_LARGE, f"a frame of {len(raw)} bytes is more than the {bytes_max} allowed")
     text = raw.decode("utf-8", errors="replace")
     _check_depth(text.encode(), DEPTH_MAX)
-    try:
-        value = json.loads(
-            text,
-            object_pairs_hook=_unique,
-            parse_constant=_refuse_constant,
-            parse_float=_finite,
-            parse_int=_integer,
-        )
-    except json.JSONDecodeError as error:
-        raise _bad(f"not JSON: {error.msg} (column {error.colno})") from error
-    return sanitise(cast(Json, value))
+    return sanitise(_parse(text))
 
 
 def dumps(value: Any) -> str:

@@ -3,10 +3,14 @@
 Every setting is an environment variable with the prefix INTENTMESH_; docs/SETTINGS.md is generated from here.
 """
 
+import sys
 from pathlib import Path
+from typing import TypeVar
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, ValidationError
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+S = TypeVar("S", bound="MeshSettings")
 
 
 class MeshSettings(BaseSettings):
@@ -30,3 +34,21 @@ class MeshSettings(BaseSettings):
     ledger_url: str = Field("http://127.0.0.1:8081", description="Where nodes and gateways reach the ledger")
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
     log_json: bool = Field(False, description="One JSON object a line instead of text for people")
+
+
+def bad_settings(error: ValidationError) -> list[tuple[str, str]]:
+    """Return (environment variable, what is wrong with it) for each mistake."""
+    return [
+        ("INTENTMESH_" + "_".join(str(part) for part in mistake["loc"]).upper(), mistake["msg"])
+        for mistake in error.errors()
+    ]
+
+
+def read_settings(settings: type[S]) -> S:
+    """Return a role's settings from the environment; a person is told of every bad one, and the process ends with 2."""
+    try:
+        return settings()
+    except ValidationError as error:
+        for name, text in bad_settings(error):
+            sys.stderr.write(f"{name}: {text} (see docs/SETTINGS.md)\n")
+        raise SystemExit(2) from None

@@ -1,11 +1,11 @@
 """A node asks again for a claim whose answer it never got."""
 
 import pytest
-from support.ledger_rows import CHAT, NODE, claim, column, commit, kinds, lose_lease, say, submit
+from support.ledger_rows import CHAT, NODE, claim, column, commit, kinds, lose_lease, submit
 
 from ledger.ledger import Ledger
 from mesh.contract.errors import ErrorCode, MeshError
-from mesh.contract.messages import Claim, ClaimRequest, EventKind
+from mesh.contract.messages import Claim, ClaimRequest, EmitEvents, EventKind, WorkerEvent
 
 
 async def again(ledger: Ledger, intent_id: str, node: str = NODE) -> Claim:
@@ -47,7 +47,9 @@ async def test_a_claim_that_may_be_at_work_is_not_handed_out_again(ledger: Ledge
     elif why == "not a repetition":
         is_repeat = False
     elif why == "it has spoken":
-        await say(ledger, held, (EventKind.TOOL_STARTED, {"call_id": "1", "name": "pay"}))
+        event = WorkerEvent(kind=EventKind.TOOL_STARTED, data={"call_id": "1", "name": "pay"})
+        batch = EmitEvents(node_id=NODE, epoch=held.epoch, events=[event], batch_number=1)
+        await ledger.claims.emit(intent.intent_id, batch)
     else:
         await commit(ledger, held)
     with pytest.raises(MeshError) as caught:
