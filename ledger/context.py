@@ -22,7 +22,6 @@ from ledger.ranking import Corpus, Query, Ranking, Vectors, rank, rank_by_recenc
 from ledger.store import Store
 from ledger.thread_reader import ThreadFacts, ThreadReader
 from ledger.tokens import COUNTING, count_tokens
-from ledger.words import counted_terms
 from mesh.contract import canonical_json
 from mesh.contract.errors import ErrorCode, MeshError
 from mesh.contract.messages import ContextMessage
@@ -182,7 +181,7 @@ def _assemble(
     settings: ContextSettings,
 ) -> BuiltContext:
     """Rank and pack. Pure, but too slow for the event loop on a long thread."""
-    query = Query(counted_terms(text[:_QUERY_CHARS_MAX]), vectors)
+    query = Query.of(text[:_QUERY_CHARS_MAX], vectors)
     ranking = rank(corpus, query, settings) if text else rank_by_recency(corpus)
     order = ranking.order()
     packed = pack(corpus.units, order, prelude_of(facts), share, settings)

@@ -14,6 +14,12 @@ class ContextSettings(BaseModel):
 
     semantic_weight: float = Field(1.0, ge=0, le=100, description="Weight of the meaning's likeness (embeddings)")
     lexical_weight: float = Field(1.0, ge=0, le=100, description="Weight of shared words (BM25); as much as meaning")
+    passage_weight: float = Field(0.0, ge=0, le=100, description="Weight of words shared with a message and those beside it")
+    session_weight: float = Field(0.0, ge=0, le=100, description="x")
+    session_best_weight: float = Field(0.0, ge=0, le=100, description="x")
+    speaker_weight: float = Field(0.0, ge=0, le=100, description="x")
+    date_weight: float = Field(0.0, ge=0, le=100, description="x")
+    date_fade_days: int = Field(14, ge=0, le=3660, description="x")
     neighbour_share: float = Field(
         0.3, ge=0, le=1, description="Share of the scores of the messages right before and after: answers lie there"
     )

@@ -11,9 +11,8 @@ Source: Robertson & Zaragoza, The Probabilistic Relevance Framework (2009), for 
 and the length term by measurement on public long-conversation sets.
 """
 
-import math
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -21,11 +20,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ledger.context_settings import ContextSettings
+from ledger.dates import DateMention, date_nearness, dates_in
 from ledger.history import HistoryMessage, Unit, units_of
-from ledger.words import counted_terms
+from ledger.words import counted_terms, terms_of
 
 Floats = NDArray[np.float64]
 Vectors = NDArray[np.float32]
+# A word that the query repeats counts no more than so often.
+ASKED_TIMES_MAX = 3
+# One hit in a session is chance, three are its topic.
+SESSION_BEST_COUNT = 3
+TINY = 1e-12
 
 
 @dataclass(frozen=True)
@@ -34,6 +39,12 @@ class Query:
 
     terms: Mapping[str, int]
     vectors: Vectors | None = None
+    dates: tuple[DateMention, ...] = ()
+
+    @classmethod
+    def of(cls, text: str, vectors: Vectors | None = None) -> "Query":
+        """Read the terms and dates of a message."""
+        return cls(counted_terms(text), vectors, dates_in(text))
 
 
 class Corpus:
@@ -63,19 +74,28 @@ class Corpus:
         return f"Corpus({len(self.units)} units, {len(self.chunk_owners)} chunks)"
 
     @cached_property
-    def document_counts(self) -> Counter[str]:
-        """In how many units each term stands."""
-        return Counter(term for terms in self.terms for term in terms)
-
-    @cached_property
     def lengths(self) -> Floats:
         """Terms of each unit."""
         return np.array([terms.total() for terms in self.terms], dtype=np.float64)
 
+    @cached_property
+    def at_ms(self) -> NDArray[np.int64]:
+        """When each unit began."""
+        return np.array([unit.messages[0].at_ms for unit in self.units], dtype=np.int64)
+
+    @cached_property
+    def speakers(self) -> NDArray[np.str_]:
+        """Who spoke each unit; "" where nobody is named."""
+        return np.array([unit.messages[0].name or "" for unit in self.units], dtype=np.str_)
+
+    def frequencies(self, terms: Iterable[str]) -> Floats:
+        """Return how often each term stands in each unit, float64[terms, units]."""
+        rows = [[held.get(term, 0) for held in self.terms] for term in terms]
+        return np.array(rows, dtype=np.float64).reshape(len(rows), len(self.units))
+
     def sessions(self, gap_s: int) -> NDArray[np.intp]:
         """Number each unit's session: a pause of `gap_s` begins the next."""
-        at_ms = np.array([unit.messages[0].at_ms for unit in self.units], dtype=np.int64)
-        return np.concatenate([[0], np.cumsum(np.diff(at_ms) >= gap_s * 1000)]).astype(np.intp)
+        return np.concatenate([[0], np.cumsum(np.diff(self.at_ms) >= gap_s * 1000)]).astype(np.intp)
 
 
 @dataclass(frozen=True)
@@ -84,6 +104,7 @@ class Match:
 
     corpus: Corpus
     query: Query
+    settings: ContextSettings
 
     @cached_property
     def similarity(self) -> Floats:
@@ -93,6 +114,32 @@ class Match:
             likeness = (self.corpus.chunk_vectors @ self.query.vectors.T).max(axis=1)
             np.maximum.at(best, self.corpus.chunk_owners, likeness)
         return np.where(np.isfinite(best), best, np.nan)
+
+    @cached_property
+    def frequencies(self) -> Floats:
+        """How often each of the query's terms stands in each unit, float64[terms, units]."""
+        return self.corpus.frequencies(self.query.terms)
+
+    @cached_property
+    def sessions(self) -> NDArray[np.intp]:
+        """The number of each unit's session."""
+        return self.corpus.sessions(self.settings.session_gap_s)
+
+    @cached_property
+    def relevance(self) -> Floats:
+        """What each unit itself says about the query: the sum of `OWN_PARTS`."""
+        return np.sum([PARTS[name](self) for name in OWN_PARTS], axis=0)
+
+    def bm25(self, frequencies: Floats, lengths: Floats) -> Floats:
+        """Return BM25 of documents whose counts of the query's terms are `frequencies`, float64[terms, documents]."""
+        k1, b = self.settings.bm25_saturation, self.settings.bm25_length
+        norms = k1 * (1 - b + b * lengths / max(1.0, float(lengths.mean())))
+        held_by = np.count_nonzero(frequencies, axis=1)
+        rarity = np.log(1 + (len(lengths) - held_by + 0.5) / (held_by + 0.5))
+        asked = np.minimum(np.fromiter(self.query.terms.values(), dtype=np.float64), ASKED_TIMES_MAX)
+        worth = frequencies * (k1 + 1) / np.maximum(frequencies + norms, TINY)
+        scores: Floats = (asked * rarity) @ worth
+        return scores
 
 
 @dataclass(frozen=True)
@@ -109,7 +156,7 @@ class Ranking:
     @property
     def relevance(self) -> Floats:
         """How much each unit itself has to do with the query: without its neighbours' share and the price of its length."""
-        own = [part for name, part in self.parts.items() if name in PARTS]
+        own = [part for name, part in self.parts.items() if name in OWN_PARTS]
         return np.sum(own, axis=0) if own else self.total
 
     def order(self) -> list[int]:
@@ -133,52 +180,101 @@ def z_scores(values: Floats, known: NDArray[np.bool_] | None = None) -> Floats:
     return scores
 
 
-def _semantic(match: Match, settings: ContextSettings) -> Floats:
+def _semantic(match: Match) -> Floats:
     """How near the meanings are."""
-    return settings.semantic_weight * z_scores(match.similarity, np.isfinite(match.similarity))
+    return match.settings.semantic_weight * z_scores(match.similarity, np.isfinite(match.similarity))
 
 
-def _lexical(match: Match, settings: ContextSettings) -> Floats:
-    """BM25 with the speaker's name in the text."""
-    corpus, query = match.corpus, match.query
-    count, scores = len(corpus.units), np.zeros(len(corpus.units))
-    mean_length = max(1.0, float(corpus.lengths.mean()))
-    k1, b = settings.bm25_saturation, settings.bm25_length
-    norms = k1 * (1 - b + b * corpus.lengths / mean_length)
-    for term, repeats in query.terms.items():
-        held_by = corpus.document_counts.get(term, 0)
-        if not held_by:
-            continue
-        frequency = np.array([terms.get(term, 0) for terms in corpus.terms], dtype=np.float64)
-        rarity = math.log(1 + (count - held_by + 0.5) / (held_by + 0.5))
-        scores += min(repeats, 3) * rarity * frequency * (k1 + 1) / (frequency + norms)
-    return settings.lexical_weight * z_scores(scores)
+def _lexical(match: Match) -> Floats:
+    """BM25 of the unit with the speaker's name and the day in its text."""
+    return match.settings.lexical_weight * z_scores(match.bm25(match.frequencies, match.corpus.lengths))
 
 
-Part = Callable[[Match, ContextSettings], Floats]
-# What a unit is worth by itself. A new kind of evidence is a new line here.
-PARTS: dict[str, Part] = {"semantic": _semantic, "lexical": _lexical}
+def _passage(match: Match) -> Floats:
+    """BM25 of the unit read together with the one before and the one after it in its session."""
+    frequencies, lengths = match.frequencies.copy(), match.corpus.lengths.copy()
+    is_same = match.sessions[1:] == match.sessions[:-1]
+    for around, own in ((frequencies, match.frequencies), (lengths, match.corpus.lengths)):
+        around[..., :-1] += own[..., 1:] * is_same
+        around[..., 1:] += own[..., :-1] * is_same
+    return match.settings.passage_weight * z_scores(match.bm25(frequencies, lengths))
 
 
-def _neighbours(scores: Floats, sessions: NDArray[np.intp], settings: ContextSettings) -> Floats:
-    total = np.zeros(len(scores))
-    for distance, share in ((1, settings.neighbour_share), (2, settings.second_neighbour_share)):
+def _session(match: Match) -> Floats:
+    """BM25 of the whole session, the same for each of its units."""
+    starts = np.flatnonzero(np.diff(match.sessions, prepend=-1))
+    frequencies = np.add.reduceat(match.frequencies, starts, axis=1)
+    scores = z_scores(match.bm25(frequencies, np.add.reduceat(match.corpus.lengths, starts)))
+    return match.settings.session_weight * scores[match.sessions]
+
+
+def _session_best(match: Match) -> Floats:
+    """The mean relevance of the session's best units, the same for each of its units."""
+    order = np.lexsort((-match.relevance, match.sessions))
+    sessions = match.sessions[order]
+    starts = np.flatnonzero(np.diff(sessions, prepend=-1))
+    is_best = np.arange(len(order)) - starts[sessions] < SESSION_BEST_COUNT
+    sums = np.bincount(sessions[is_best], weights=match.relevance[order][is_best])
+    return match.settings.session_best_weight * (sums / np.bincount(sessions[is_best]))[match.sessions]
+
+
+def _speaker(match: Match) -> Floats:
+    """One point for what was said by the one speaker whom the query names; none when it names several."""
+    speakers = match.corpus.speakers
+    terms_of_name = {str(name): set(terms_of(str(name))) for name in np.unique(speakers)}
+    shared = Counter(term for terms in terms_of_name.values() for term in terms)
+    asked = {term for term in match.query.terms if shared[term] == 1}
+    named = [name for name, terms in terms_of_name.items() if terms & asked]
+    is_named = speakers == named[0] if len(named) == 1 else np.zeros(len(speakers))
+    return match.settings.speaker_weight * is_named.astype(np.float64)
+
+
+def _date(match: Match) -> Floats:
+    """One point for what was said at a date that the query names, less on the days after."""
+    return match.settings.date_weight * date_nearness(
+        match.query.dates, match.corpus.at_ms, match.settings.date_fade_days
+    )
+
+
+def _neighbours(match: Match) -> Floats:
+    """A share of what the units beside it in its session say themselves."""
+    scores, sessions, total = match.relevance, match.sessions, np.zeros(len(match.relevance))
+    for distance, share in ((1, match.settings.neighbour_share), (2, match.settings.second_neighbour_share)):
         is_same = sessions[distance:] == sessions[:-distance]
         total[:-distance] += share * np.where(is_same, scores[distance:], 0.0)
         total[distance:] += share * np.where(is_same, scores[:-distance], 0.0)
     return total
 
 
+def _length(match: Match) -> Floats:
+    """The price of a unit's tokens, against the thread's median."""
+    tokens = match.corpus.tokens
+    return -match.settings.length_weight * np.log(np.maximum(tokens, 1.0) / max(1.0, float(np.median(tokens))))
+
+
+Part = Callable[[Match], Floats]
+# A new kind of evidence is a new line here.
+PARTS: dict[str, Part] = {
+    "semantic": _semantic,
+    "lexical": _lexical,
+    "passage": _passage,
+    "session": _session,
+    "session_best": _session_best,
+    "speaker": _speaker,
+    "date": _date,
+    "neighbours": _neighbours,
+    "length": _length,
+}
+# What a unit says by itself; the rest is where it stands, who said it, when, and what it costs.
+OWN_PARTS = ("semantic", "lexical")
+
+
 def rank(corpus: Corpus, query: Query, settings: ContextSettings) -> Ranking:
     """Score every unit of the corpus for the query."""
     if not corpus.units:
         return Ranking({}, np.zeros(0), np.zeros(0))
-    match = Match(corpus, query)
-    parts = {name: part(match, settings) for name, part in PARTS.items()}
-    relevance = np.sum(list(parts.values()), axis=0)
-    parts["neighbours"] = _neighbours(relevance, corpus.sessions(settings.session_gap_s), settings)
-    median = max(1.0, float(np.median(corpus.tokens)))
-    parts["length"] = -settings.length_weight * np.log(np.maximum(corpus.tokens, 1.0) / median)
+    match = Match(corpus, query, settings)
+    parts = {name: part(match) for name, part in PARTS.items()}
     return Ranking(parts, np.sum(list(parts.values()), axis=0), match.similarity)
 
 

@@ -177,7 +177,7 @@ class Worker:
             del self._received[: end + 1]
             searched = 0
             # A worker that writes without end is always readable: the node's other tasks have their turn all the same.
-            pass
+            await asyncio.sleep(0)
             if line.strip():
                 yield parse_frame(line)
         rest = bytes(self._received)

@@ -4,6 +4,7 @@ import asyncio
 import json
 import subprocess
 import sys
+from collections.abc import AsyncIterator
 from pathlib import Path
 
 import pytest
@@ -11,7 +12,7 @@ from support.running_mesh import ROOT, RunningMesh, eventually
 
 
 @pytest.fixture
-async def mesh(tmp_path: Path) -> RunningMesh:
+async def mesh(tmp_path: Path) -> AsyncIterator[RunningMesh]:
     """One gateway and one node, without the embedding model."""
     async with RunningMesh(tmp_path) as mesh:
         yield mesh
