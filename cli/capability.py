@@ -56,8 +56,9 @@ def new(
     for file in files:
         out.print(Text(str(file)), soft_wrap=True)
     where = shlex.quote(str(folder))
-    is_found = root.resolve() in [path.resolve() for path in CliSettings().capability_roots()]
-    environment = "" if is_found else f"INTENTMESH_CAPABILITIES_DIR={shlex.quote(str(root.resolve()))} "
+    roots = [path.resolve() for path in CliSettings().capability_roots() if path.exists()]
+    all_roots = shlex.quote(":".join(map(str, [*roots, root.resolve()])))
+    environment = "" if root.resolve() in roots else f"INTENTMESH_CAPABILITIES_DIR={all_roots} "
     steps = [
         f"change      {folder / TO_CHANGE[runtime]}",
         f"check       intentmesh capability check {where}",

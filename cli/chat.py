@@ -130,10 +130,12 @@ class Conversation:
     def begin(self, *, is_person: bool) -> None:
         """Check that the capability is there, and show where an existing thread stands."""
         answer = self._client.get("/capabilities")
-        names = [item["name"] for item in (answer["items"] if isinstance(answer, dict) else answer)]
-        if self._capability not in names:
-            known = ", ".join(sorted(names)) or "none yet: is a node running?"
+        items = {item["name"]: item for item in (answer["items"] if isinstance(answer, dict) else answer)}
+        if self._capability not in items:
+            known = ", ".join(sorted(items)) or "none yet: is a node running?"
             raise CallFailed("unknown_capability", f"no node offers {self._capability!r} (offered: {known})")
+        if not items[self._capability].get("is_available", True):
+            note(f"no node that offers {self._capability} is up: messages wait until one comes (intentmesh node)")
         if self.thread_id and is_person:
             self._show_history(HISTORY_SHOWN_TURNS)
         if is_person:

@@ -217,11 +217,13 @@ def _refusal(response: httpx.Response) -> CallFailed:
             hint="set INTENTMESH_URL to a gateway",
             status=response.status_code,
         )
-    if problem.get("field"):
+    if problem.get("field") and not detail.startswith(problem["field"]):
         detail = f"{problem['field']}: {detail}"
     hint = problem.get("hint")
     if code == "unauthorized":
         hint = "set INTENTMESH_API_KEY to a key of this mesh (made with: intentmesh keys add TENANT)"
+    if code == "forbidden":
+        hint = "set INTENTMESH_MESH_TOKEN, or INTENTMESH_DATA_DIR to the folder of the mesh that `up` started"
     return CallFailed(code, detail, hint=hint, status=response.status_code)
 
 

@@ -33,12 +33,15 @@ def connect() -> Iterator["MeshClient"]:
 
 
 def operator_connect() -> "MeshClient":
-    """Open a client that shows the mesh token, as `keys` needs it.
+    """Open a client that shows the mesh token, as operators' calls need it.
 
-    The token is the one set, else the one that `up` made in the data folder.
+    The token is the one set, else the one that `up` made in the data folder, else the caller's key stands in: a
+    mesh without keys asks for none.
     """
     settings = CliSettings()
     token = settings.mesh_token.get_secret_value() if settings.mesh_token else None
     if token is None and (path := settings.data_dir / "mesh_token").is_file():
         token = path.read_text(encoding="utf-8").strip()
+    if token is None and settings.api_key:
+        token = settings.api_key.get_secret_value()
     return open_client(settings.url, token)

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from cli.connection import connect
+from cli.connection import connect, operator_connect
 from cli.output import AsJson, age, note, print_json, status_text, table
 
 app = typer.Typer(help="List nodes; drain one.", invoke_without_command=True)
@@ -48,8 +48,9 @@ def drain(
     as_json: AsJson = False,
 ) -> None:
     """Let a node finish what it runs and take nothing new."""
-    with connect() as client:
-        answer = client.post(f"/nodes/{node_id}/drain")
+    client = operator_connect()
+    answer = client.post(f"/nodes/{node_id}/drain")
+    client.close()
     if as_json:
         print_json(answer)
     else:

@@ -50,7 +50,7 @@ def fail(detail: str, hint: str | None = None, *, exit_code: int = 1) -> typer.E
     """Say what went wrong and what to do next; the caller raises what this returns."""
     err.print(Text.assemble(("error: ", "bold red"), detail), soft_wrap=True)
     if hint:
-        err.print(Text.assemble(("  try: ", "bold"), hint), soft_wrap=True)
+        err.print(Text.assemble(("  next: ", "bold"), hint), soft_wrap=True)
     return typer.Exit(exit_code)
 
 

@@ -176,7 +176,7 @@ class _Mesh:
         if not is_port_free(settings.host, settings.port):
             raise fail(
                 f"port {settings.port} on {settings.host} is taken or cannot be used",
-                f"intentmesh up --port {settings.port + 10 if settings.port < 65_000 else 8080}",
+                f"the same with --port {settings.port + 10 if settings.port < 65_000 else 8080}",
             )
         self._teller.say(f"data in {settings.data_dir}")
         ledger_port = _ledger_port(settings)

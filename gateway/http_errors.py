@@ -134,8 +134,23 @@ def unknown_name(noun: str, name: str, known: Sequence[str]) -> str:
     return f"unknown {noun} {name[:80]!r}; {guess}"
 
 
+_PLAIN_WORDS = {
+    "dict_type": "a JSON object is required",
+    "model_attributes_type": "a JSON object is required",
+    "list_type": "a JSON array is required",
+    "string_type": "text is required",
+    "timezone_aware": "the time needs a time zone, for example 2026-01-31T12:00:00Z",
+    "datetime_from_date_parsing": "write the time as RFC 3339 text, for example 2026-01-31T12:00:00Z",
+    "datetime_parsing": "write the time as RFC 3339 text, for example 2026-01-31T12:00:00Z",
+}
+
+
 def _explain(mistake: Mapping[str, Any], known: Sequence[str]) -> str:
     location = mistake["loc"]
+    if location == ("body", "type") and mistake["type"] == "string_pattern_mismatch":
+        return "a capability's name holds a-z, 0-9, _ and -, and begins with a letter"
+    if (plain := _PLAIN_WORDS.get(mistake["type"])) is not None:
+        return plain
     if mistake["type"] == "extra_forbidden":
         return unknown_name("field", str(location[-1]), known if len(location) == 2 else ())
     if mistake["type"] == "missing":

@@ -111,8 +111,9 @@ class ContextService:
             self._queries.begin(text)
         facts, corpus = await self._reader.read(tenant_id, thread_id, model_id=model_id)
         vectors, semantic = None, "off"
-        if self._queries and model_id and text and corpus.units:
-            vectors = await self._queries.get(text, model_id, timeout_s=settings.query_timeout_s)
+        if self._queries and text and corpus.units:
+            if model_id:  # a ledger that was never reached has not named its model yet
+                vectors = await self._queries.get(text, model_id, timeout_s=settings.query_timeout_s)
             semantic = "unavailable" if vectors is None or corpus.chunk_vectors is None else "used"
         return await asyncio.to_thread(_assemble, facts, corpus, text, vectors, semantic, share, settings)
 

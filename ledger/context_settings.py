@@ -8,18 +8,56 @@ from pydantic import BaseModel, ConfigDict, Field
 
 
 class ContextSettings(BaseModel):
-    """How a context is chosen. Weights multiply z-scores, so 1.0 means one standard deviation counts as one point."""
+    """How a context is chosen. Weights multiply z-scores, so 1.0 means one standard deviation counts as one point.
+
+    A named speaker or date is no z-score: it is there or not, and its weight is the points that it gives.
+    """
 
     model_config = ConfigDict(frozen=True, extra="forbid")
 
     semantic_weight: float = Field(1.0, ge=0, le=100, description="Weight of the meaning's likeness (embeddings)")
-    lexical_weight: float = Field(1.0, ge=0, le=100, description="Weight of shared words (BM25); as much as meaning")
-    passage_weight: float = Field(0.0, ge=0, le=100, description="Weight of words shared with a message and those beside it")
-    session_weight: float = Field(0.0, ge=0, le=100, description="x")
-    session_best_weight: float = Field(0.0, ge=0, le=100, description="x")
-    speaker_weight: float = Field(0.0, ge=0, le=100, description="x")
-    date_weight: float = Field(0.0, ge=0, le=100, description="x")
-    date_fade_days: int = Field(14, ge=0, le=3660, description="x")
+    lexical_weight: float = Field(
+        0.5,
+        ge=0,
+        le=100,
+        description="Weight of shared words (BM25): with passage and session 1.0, so that words count as much as meaning",
+    )
+    passage_weight: float = Field(
+        0.25,
+        ge=0,
+        le=100,
+        description="Weight of words shared with a message and the two beside it: question and answer divide them",
+    )
+    session_weight: float = Field(
+        0.25,
+        ge=0,
+        le=100,
+        description="Weight of words shared with the whole session: what it was about; no more, it lifts all alike",
+    )
+    session_best_weight: float = Field(
+        0.5,
+        ge=0,
+        le=100,
+        description="Weight of the mean of a session's three best messages: half of what a message says itself",
+    )
+    speaker_weight: float = Field(
+        1.0,
+        ge=0,
+        le=100,
+        description="Points for the one speaker whom the message names: like a whole deviation in meaning, no more",
+    )
+    date_weight: float = Field(
+        2.0,
+        ge=0,
+        le=100,
+        description="Points for a date that the message names: two deviations, for a date is exact; what fits better still wins",
+    )
+    date_fade_days: int = Field(
+        7,
+        ge=0,
+        le=3660,
+        description="Days after a named date that still count, less each day: one tells of it that week",
+    )
     neighbour_share: float = Field(
         0.3, ge=0, le=1, description="Share of the scores of the messages right before and after: answers lie there"
     )
@@ -27,9 +65,7 @@ class ContextSettings(BaseModel):
     length_weight: float = Field(
         0.5, ge=0, le=10, description="Weight of -ln(tokens / median): what counts is value for each token"
     )
-    session_gap_s: int = Field(
-        3600, ge=1, le=10_000_000, description="A pause as long as this parts two sessions; neighbours end there"
-    )
+    session_gap_s: int = Field(3600, ge=1, le=10_000_000, description="A pause as long as this parts two sessions")
     bm25_saturation: float = Field(
         0.9, ge=0, le=10, description="BM25's k1: how soon a repeated word stops to count: soon"
     )

@@ -68,14 +68,13 @@ class DateMention:
 
 
 def _mention(match: re.Match[str]) -> DateMention | None:
-    found = match.groupdict()
-    named, day, year = found.get("month"), found.get("day"), found.get("year")
-    if named in _ALSO_WORDS and not (day or year or found.get("before")):
+    named, year, day = (match.groupdict().get(part) for part in ("month", "year", "day"))
+    if named in _ALSO_WORDS and not (year or day or match.groupdict().get("before")):
         return None
-    month = None if named is None else _MONTHS.get(named) or int(named) if named in _MONTHS or named.isdigit() else None
+    month = _MONTHS.get(named) or int(named) if named else None
     mention = DateMention(int(year) if year else None, month, int(day) if day else None)
-    is_real = (month is None or 1 <= month <= 12) and (mention.day is None or 1 <= mention.day <= 31)
-    return mention if is_real and (mention.year is None or mention.year >= 1) else None
+    is_real = mention.month in (None, *range(1, 13)) and mention.day in (None, *range(1, 32)) and mention.year != 0
+    return mention if is_real else None
 
 
 def _explicit(text: str) -> Iterator[DateMention]:

@@ -204,7 +204,12 @@ class Intents:
                 intents.c.intent_id == request.parent_intent_id, intents.c.tenant_id == tenant_id
             )
             if (await connection.execute(parent)).scalar_one_or_none() is None:
-                raise not_found("intent", request.parent_intent_id)
+                raise MeshError(
+                    ErrorCode.NOT_FOUND,
+                    f"there is no intent {request.parent_intent_id!r}",
+                    field="parent_intent_id",
+                    hint="name an intent of your own, or leave the field out",
+                )
         thread = await upsert_thread(
             connection, tenant_id, submission.thread_id, events=1, seqs=1, head_intent_id=submission.intent_id
         )
@@ -220,7 +225,7 @@ class Intents:
             raise MeshError(
                 ErrorCode.THREAD_BUSY,
                 "the thread has an unfinished intent",
-                hint="wait for it, or choose another on_busy",
+                hint="wait for it, or say on_busy: enqueue, interrupt or rollback",
                 retryable=True,
                 retry_after_s=BUSY_RETRY_AFTER_S,
                 extra={"intent_id": thread.head_intent_id},
@@ -394,6 +399,7 @@ class Intents:
                 raise MeshError(
                     ErrorCode.ALREADY_TERMINAL,
                     f"the intent is {intent['state']} already",
+                    hint="nothing is left to cancel; GET /intents/{id} tells how it ended",
                     extra={"state": intent["state"]},
                 )
             aftermath = Aftermath()
@@ -422,6 +428,7 @@ class Intents:
                 raise MeshError(
                     ErrorCode.NOT_REPLAYABLE,
                     f"only a failed or dead intent can be replayed; this one is {intent['state']}",
+                    hint="submit it as a new intent, with a new Idempotency-Key",
                     extra={"state": intent["state"]},
                 )
             if intent["deadline_ms"] is not None and intent["deadline_ms"] <= thread.now_ms:

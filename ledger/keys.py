@@ -120,7 +120,7 @@ class Keys:
 
         row = await self._store.write(work, is_repeatable=True)
         if row is None:
-            raise not_found("key", key_id)
+            raise not_found("key", key_id, listed_at="/admin/keys")
         return _info(row)
 
     async def has_any(self) -> bool:

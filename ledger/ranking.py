@@ -2,13 +2,15 @@
 
 Must never read a clock, a file or a model: vectors and terms are handed in.
 
-Algorithm. Intuition: shared words find names and rare things, embeddings find the rest; both are turned into z-scores
-within the thread, because ranks throw away how far ahead the best is. Rule: score = semantic + lexical, plus a share of
-the neighbours' scores within a session (an answer often follows the message that holds the question's words), minus
-ln(tokens / median), so that the budget buys value for each token. Hard cases: a unit without vectors yet is neither
-favoured nor punished (z = 0); a long message scores by its best chunk.
-Source: Robertson & Zaragoza, The Probabilistic Relevance Framework (2009), for BM25; the sum of z-scores, the neighbours
-and the length term by measurement on public long-conversation sets.
+Algorithm. Intuition: shared words find names and rare things, embeddings find the rest, and where a message stands tells
+what it is about when its own words do not. Each kind of evidence is a z-score within the thread, because ranks throw away
+how far ahead the best is. Rule: score = meaning + words (of the message, of it with those beside it, of its session) + the
+session's best three + a share of the neighbours (an answer often follows the message that holds the question's words) +
+points for the speaker and the date that the question names - ln(tokens / median), so that the budget buys value for each
+token. Hard cases: a unit without vectors yet is neither favoured nor punished (z = 0); a long message scores by its best
+chunk; a question that names two speakers favours neither.
+Source: Robertson & Zaragoza, The Probabilistic Relevance Framework (2009), for BM25; the sum of z-scores and what stands
+around a message by measurement on public long-conversation sets (docs/CONTEXT.md).
 """
 
 from collections import Counter
@@ -128,7 +130,8 @@ class Match:
     @cached_property
     def relevance(self) -> Floats:
         """What each unit itself says about the query: the sum of `OWN_PARTS`."""
-        return np.sum([PARTS[name](self) for name in OWN_PARTS], axis=0)
+        total: Floats = np.sum([PARTS[name](self) for name in OWN_PARTS], axis=0)
+        return total
 
     def bm25(self, frequencies: Floats, lengths: Floats) -> Floats:
         """Return BM25 of documents whose counts of the query's terms are `frequencies`, float64[terms, documents]."""

@@ -3,6 +3,8 @@
 Must never start on a schema that this release does not know.
 """
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from alembic import command
@@ -64,6 +66,23 @@ def _upgrade_if_needed(connection: Connection) -> None:
     upgrade(connection)
 
 
+@contextmanager
+def _first_look() -> Iterator[None]:
+    """Say what an operator needs: which server did not answer, and why. The database's own words hold no password."""
+    try:
+        yield
+    except MeshError as error:
+        if error.code is not ErrorCode.UNAVAILABLE:
+            raise
+        why = str(getattr(error.__cause__, "orig", None) or "").strip().partition("\n")[0]
+        raise MeshError(
+            error.code,
+            f"{error.detail}: {why}" if why else error.detail,
+            hint="start the database, or correct INTENTMESH_DATABASE_URL",
+            retryable=True,
+        ) from error
+
+
 async def upgrade_schema(store: Store) -> None:
     """Bring the schema up to date; does nothing when it is.
 
@@ -73,7 +92,8 @@ async def upgrade_schema(store: Store) -> None:
     async def work(connection: AsyncConnection) -> None:
         await connection.run_sync(_upgrade_if_needed)
 
-    await store.write(work, timeout_s=UPGRADE_TIMEOUT_S)
+    with _first_look():
+        await store.write(work, timeout_s=UPGRADE_TIMEOUT_S)
 
 
 async def check_schema(store: Store) -> None:
@@ -82,9 +102,11 @@ async def check_schema(store: Store) -> None:
     async def work(connection: AsyncConnection) -> bool:
         return await connection.run_sync(_is_current)
 
-    if not await store.read(work):
+    with _first_look():
+        is_current = await store.read(work)
+    if not is_current:
         raise MeshError(
             ErrorCode.CONFLICT,
             "the database's schema is older than this release",
-            hint="run: python -m ledger upgrade",
+            hint="run: intentmesh db upgrade",
         )

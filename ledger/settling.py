@@ -49,7 +49,12 @@ _HINTS = {
     Cause.MODEL_NOT_CONFIGURED: "set INTENTMESH_LLM_BASE_URL and INTENTMESH_LLM_MODEL on the nodes, then replay it",
     Cause.OOM_KILLED: "raise limits.memory_mb in the capability's template.yaml, then replay it",
     Cause.TIMED_OUT: "raise limits.timeout_s in the capability's template.yaml, then replay it",
-    Cause.DEADLINE_PASSED: "submit it again with a later deadline",
+    Cause.DEADLINE_PASSED: "submit it again with a later deadline; when no attempt was made, with a higher budget too",
+    Cause.HANDLER_FAILED: "GET /intents/{id} holds each attempt's log; mend the handler, then replay it",
+    Cause.WORKER_CRASHED: "GET /intents/{id} holds each attempt's log; mend the handler, then replay it",
+    Cause.NO_RESULT: "let the program write a result frame before it ends, then replay it",
+    Cause.FRAME_TOO_LARGE: "keep what is large elsewhere and return where it is, then replay it",
+    Cause.RESULT_INVALID: "let the handler return JSON, then replay it",
     Cause.SPAWN_FAILED: "run 'intentmesh capability check' on the capability, mend it, then replay the intent",
 }
 

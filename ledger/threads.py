@@ -209,7 +209,7 @@ class Threads:
 
         row = await self._store.read(work)
         if row is None:
-            raise not_found("pin", key)
+            raise not_found("pin", key, listed_at=f"/threads/{thread_id}/pins")
         return pin_view(row)
 
     async def put_pin(self, tenant_id: str, thread_id: str, key: str, text: str) -> PinView:

@@ -55,6 +55,15 @@ def _chars(event: WorkerEvent) -> int:
     return EVENT_CHARS_BASE + (len(said) if isinstance(said, str) else 0)
 
 
+def _joined(earlier: WorkerEvent, later: WorkerEvent) -> WorkerEvent | None:
+    """Return two neighbours as one, where that loses nothing that anybody waits for."""
+    if earlier.kind is EventKind.DELTA and later.kind is EventKind.DELTA:
+        text = earlier.data["text"] + later.data["text"]
+        return WorkerEvent(kind=later.kind, data={"text": text}) if len(text) <= EVENT_CHARS_MAX else None
+    # Of how far the work is, only the newest word counts.
+    return later if earlier.kind is EventKind.PROGRESS and later.kind is EventKind.PROGRESS else None
+
+
 class EventPump:
     """The event queue of one attempt."""
 
@@ -72,7 +81,8 @@ class EventPump:
         self.failure: MeshError | None = None
 
     async def put(self, kind: EventKind, data: dict[str, Any]) -> None:
-        """Queue an event; it leaves with the next batch. Pieces of text that follow each other become one.
+        """Queue an event; it leaves with the next batch. Pieces of text that follow each other become one, and of
+        progress the newest counts.
 
         Raises: MeshError `stale_epoch` when this attempt is no longer the thread's.
         """
@@ -88,14 +98,12 @@ class EventPump:
                 await self.flush()
 
     def _append(self, event: WorkerEvent) -> None:
-        self._waiting_chars += _chars(event)
         last = self._waiting[-1] if self._waiting else None
-        if event.kind is EventKind.DELTA and last is not None and last.kind is EventKind.DELTA:
-            text = last.data["text"] + event.data["text"]
-            if len(text) <= EVENT_CHARS_MAX:
-                self._waiting_chars -= EVENT_CHARS_BASE
-                self._waiting[-1] = WorkerEvent(kind=event.kind, data={"text": text})
-                return
+        if last is not None and (joined := _joined(last, event)) is not None:
+            self._waiting_chars -= _chars(last)
+            self._waiting.pop()
+            event = joined
+        self._waiting_chars += _chars(event)
         self._waiting.append(event)
 
     async def put_and_wait(self, kind: EventKind, data: dict[str, Any]) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from pydantic import Field, SecretStr
 
 from mesh.contract.ids import new_id
-from mesh.contract.settings import MeshSettings
+from mesh.contract.settings import ADDRESS_PATTERN, MeshSettings
 
 
 def _default_node_id() -> str:
@@ -46,7 +46,7 @@ class NodeSettings(MeshSettings):
     lease_margin_s: float = Field(2.0, gt=0, description="A worker is killed this long before its lease runs out")
     drain_timeout_s: float = Field(30.0, ge=0, description="How long a stopping node waits for its workers")
     llm_base_url: str | None = Field(
-        None, pattern=r"^https?://[^\s/]", description="OpenAI-compatible server, for example http://127.0.0.1:8000/v1"
+        None, pattern=ADDRESS_PATTERN, description="OpenAI-compatible server, for example http://127.0.0.1:8000/v1"
     )
     llm_api_key: SecretStr | None = Field(None, description="Its key; only nodes hold it, never a worker")
     llm_model: str | None = Field(

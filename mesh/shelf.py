@@ -90,7 +90,7 @@ class Shelf:
             self._stamp = stamp
             begun = self._follow(await asyncio.to_thread(self._read_folders))
             if begun:
-                await asyncio.wait(begun)
+                await asyncio.wait(begun, timeout=START_TOGETHER_S)
         has_changed, self._has_changed = self._has_changed, False
         return has_changed
 

@@ -178,7 +178,7 @@ async def test_an_old_schema_is_refused_when_upgrades_are_off(empty: Database) -
     with pytest.raises(MeshError) as refused:
         await open_ledger(settings, port=RecordingPort(), embedder=None)
     assert refused.value.hint is not None
-    assert "python -m ledger upgrade" in refused.value.hint
+    assert "intentmesh db upgrade" in refused.value.hint
 
 
 def test_a_migration_that_fails_leaves_the_schema_as_it_was(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -36,6 +36,12 @@ class Ready(BaseModel):
     checks: dict[str, str]
 
 
+_WHERE_TO_LOOK = {
+    "ledger": "is the database of INTENTMESH_DATABASE_URL up? the gateway's log says more",
+    "backplane": "is the Redis of INTENTMESH_REDIS_URL up?",
+}
+
+
 async def _check_ledger(gateway: Gateway) -> str:
     try:
         async with asyncio.timeout(CHECK_TIMEOUT_S):
@@ -72,7 +78,7 @@ async def readyz(gateway: GatewayOf) -> Ready:
         raise MeshError(
             ErrorCode.UNAVAILABLE,
             "shutting down" if gateway.is_closing else f"no answer from: {', '.join(down)}",
-            hint="intentmesh doctor says what is missing",
+            hint="; ".join(_WHERE_TO_LOOK[name] for name in down) or "ask another gateway",
             retryable=True,
             retry_after_s=1,
             extra={"checks": checks},

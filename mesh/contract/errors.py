@@ -124,6 +124,11 @@ def unavailable(detail: str, *, retry_after_s: float = 1.0) -> MeshError:
     )
 
 
-def not_found(noun: str, name: str) -> MeshError:
-    """Return the error for a thing that does not exist, or belongs to another tenant: the same to a caller."""
-    return MeshError(ErrorCode.NOT_FOUND, f"there is no {noun} {name!r}", hint=f"list what there is: GET /{noun}s")
+def not_found(noun: str, name: str, *, listed_at: str | None = None) -> MeshError:
+    """Return the error for a thing that does not exist, or belongs to another tenant: the same to a caller.
+
+    Args:
+        listed_at: the path that lists such things, when it is not the noun's plural.
+    """
+    hint = f"list what there is: GET {listed_at or f'/{noun}s'}"
+    return MeshError(ErrorCode.NOT_FOUND, f"there is no {noun} {name!r}", hint=hint)

@@ -12,6 +12,9 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 S = TypeVar("S", bound="MeshSettings")
 
+# What an address of another part looks like.
+ADDRESS_PATTERN = r"^https?://[^\s/]"
+
 
 class MeshSettings(BaseSettings):
     """Settings shared by the roles."""
@@ -31,7 +34,9 @@ class MeshSettings(BaseSettings):
     mesh_token: SecretStr | None = Field(
         None, description="Secret that nodes and gateways show to the ledger, and operators to the gateway"
     )
-    ledger_url: str = Field("http://127.0.0.1:8081", description="Where nodes and gateways reach the ledger")
+    ledger_url: str = Field(
+        "http://127.0.0.1:8081", pattern=ADDRESS_PATTERN, description="Where nodes and gateways reach the ledger"
+    )
     log_level: str = Field("info", pattern="^(debug|info|warning|error)$", description="debug, info, warning or error")
     log_json: bool = Field(False, description="One JSON object a line instead of text for people")
 
@@ -39,7 +44,12 @@ class MeshSettings(BaseSettings):
 def bad_settings(error: ValidationError) -> list[tuple[str, str]]:
     """Return (environment variable, what is wrong with it) for each mistake."""
     return [
-        ("INTENTMESH_" + "_".join(str(part) for part in mistake["loc"]).upper(), mistake["msg"])
+        (
+            "INTENTMESH_" + "_".join(str(part) for part in mistake["loc"]).upper(),
+            "write an address such as http://host:port"
+            if mistake.get("ctx", {}).get("pattern") == ADDRESS_PATTERN
+            else mistake["msg"],
+        )
         for mistake in error.errors()
     ]
 

@@ -182,7 +182,7 @@ def _explain(error: ValidationError, lines: dict[str, int]) -> list[Mistake]:
         elif problem["type"] == "bool_type":
             text = f"{problem['input']!r} is not a boolean: write true or false"
         else:
-            text = f"{problem['msg']} (got {str(problem['input'])[:60]!r})"
+            text = f"{problem['msg'].removeprefix('Value error, ')} (got {str(problem['input'])[:60]!r})"
         mistakes.append(Mistake(lines.get(near, 1), path, text))
     return mistakes
 

@@ -10,6 +10,7 @@ from support.word_embedder import WordEmbedder
 from ledger.context import BuiltContext, open_share
 from ledger.indexer import Indexer
 from ledger.ledger import Ledger
+from ledger.ranking import PARTS
 from mesh.contract.errors import Cause, ErrorCode, MeshError
 from mesh.contract.messages import ContextMessage, ThreadUpdate
 from mesh.contract.template import ContextShare
@@ -56,7 +57,7 @@ async def test_an_older_turn_that_matters_is_found(ledger: Ledger, say: Say, emb
     assert built.receipt["tokens"] <= 200
     best = built.receipt["candidates"][0]
     assert (best["turn_number"], best["included"], best["is_indexed"]) == (1, True, True)
-    assert set(best["scores"]) == {"semantic", "lexical", "neighbours", "length"}
+    assert set(best["scores"]) == set(PARTS)
     assert len(built.receipt["messages"]) == len(built.messages)
 
 
@@ -72,6 +73,16 @@ async def test_without_the_embedder_words_decide(
     async with asyncio.timeout(5):
         built = await ledger.context.build("local", "t", query="Who breeds alpacas?", share=SHARE)
     assert "My sister Clara breeds alpacas in Bolivia" in contents(built)
+    assert built.receipt["semantic"] == "unavailable"
+
+
+async def test_an_embedder_that_has_not_named_its_model_is_unavailable_not_off(
+    ledger: Ledger, say: Say, embedder: WordEmbedder
+) -> None:
+    """As a gateway sees it whose ledger does not answer yet."""
+    await say("t", "My sister Clara breeds alpacas in Bolivia", *FILLER)
+    embedder.model_id = ""
+    built = await ledger.context.build("local", "t", query="Who breeds alpacas?", share=SHARE)
     assert built.receipt["semantic"] == "unavailable"
 
 

@@ -39,6 +39,7 @@ async def test_gateway_goes_red_while_the_database_is_gone(
             patch.setattr(part, name, gone)
         red = await running.client.get("/readyz")
         assert (red.status_code, red.json()["checks"]["ledger"]) == (503, "down")
+        assert "INTENTMESH_DATABASE_URL" in red.json()["hint"]
         assert red.headers["content-type"] == "application/problem+json"
         assert int(red.headers["retry-after"]) >= 1
         assert (await running.client.get("/healthz")).status_code == 200

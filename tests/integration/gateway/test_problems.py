@@ -164,6 +164,37 @@ async def test_several_mistakes_come_back_at_once(running: RunningGateway) -> No
     assert "canary-high" not in json.dumps(problem)
 
 
+@pytest.mark.parametrize(
+    ("change", "field", "said"),
+    [
+        ({"payload": "x"}, "payload", "a JSON object is required"),
+        ({"type": "Echo"}, "type", "a-z, 0-9, _ and -"),
+        ({"thread_id": 5}, "thread_id", "text is required"),
+        ({"not_before": "tomorrow"}, "not_before", "RFC 3339"),
+        ({"deadline": "2026-01-31T12:00:00"}, "deadline", "time zone"),
+        ({"parent_intent_id": "none"}, "parent_intent_id", "there is no intent 'none'"),
+    ],
+)
+async def test_a_mistake_is_said_in_plain_words(
+    running: RunningGateway, change: dict[str, object], field: str, said: str
+) -> None:
+    """What is required, and an example where that helps; no pattern and no name of a Python type."""
+    body = {"type": "echo", "payload": {"text": "x"}} | change
+    problem = (await running.client.post("/intent", json=body)).json()
+    assert problem["field"] == field
+    assert said in problem["detail"]
+    assert "pattern" not in problem["detail"]
+
+
+async def test_hints_name_paths_that_exist(running: RunningGateway) -> None:
+    """A thing that is not there is listed somewhere: the hint says where."""
+    await running.client.put("/threads/t/pins/k", json={"text": "x"})
+    message = {"role": "user", "content": "x"}
+    await running.client.post("/threads/t/messages", json={"messages": [message]})
+    hint = (await running.client.get("/threads/t/pins/none")).json()["hint"]
+    assert (await running.client.get(hint.rpartition("GET ")[2])).status_code == 200
+
+
 async def test_answers_are_never_cached_nor_sniffed(running: RunningGateway) -> None:
     """And each carries the id under which the log knows it."""
     headers = (await running.client.get("/intents")).headers

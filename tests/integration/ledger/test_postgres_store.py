@@ -4,6 +4,7 @@ import asyncio
 import signal
 import time
 from collections.abc import AsyncIterator, Iterator
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -195,3 +196,14 @@ async def test_a_lost_reply_to_commit_is_neither_success_nor_failure(ledger: Led
         await fail(ledger, second, Cause.HANDLER_REFUSED)
     assert unknown.value.code is ErrorCode.UNAVAILABLE
     assert (await fail(ledger, second, Cause.HANDLER_REFUSED)).state is State.FAILED
+
+
+async def test_a_database_that_is_not_there_is_said_to_the_operator(tmp_path: Path) -> None:
+    """Which server, and which setting to mend; never the password."""
+    settings = LedgerSettings(database_url="postgresql://u:s3cret@127.0.0.1:1/x", data_dir=tmp_path)
+    with pytest.raises(MeshError) as refused:
+        await open_ledger(settings, port=RecordingPort(), embedder=None)
+    assert refused.value.code is ErrorCode.UNAVAILABLE
+    assert "127.0.0.1" in refused.value.detail
+    assert "INTENTMESH_DATABASE_URL" in (refused.value.hint or "")
+    assert "s3cret" not in refused.value.detail

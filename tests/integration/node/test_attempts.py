@@ -149,6 +149,7 @@ async def test_a_newer_intent_may_end_the_one_that_runs(
     assert (await lab.ledger.threads.get("local", "t")).turn_count == turns
 
 
+@pytest.mark.parametrize("lab", [{"lease_ttl_s": 6}], indirect=True)
 async def test_a_flood_of_frames_keeps_nobody_from_his_turn(lab: NodeLab) -> None:
     """A program that writes without end must not keep the node from its leases, or from its time limit."""
     folder = write_capability(
@@ -179,8 +180,8 @@ async def test_a_flood_of_frames_keeps_nobody_from_his_turn(lab: NodeLab) -> Non
     dead = await lab.until(flooding)
     watching.cancel()
     assert dead.attempts[0].cause == "timed_out"
-    assert time.monotonic() - began_s < 8
-    assert gap_s < 1.0
+    assert time.monotonic() - began_s < 10
+    assert gap_s < 2.0
 
 
 async def test_blank_lines_without_end_keep_nobody_from_his_turn(lab: NodeLab) -> None:

@@ -112,7 +112,7 @@ async def test_what_a_full_node_declines_goes_to_another(
     # A book that believes in a slot that there is not.
     stale = Bid(node_id="node-1", capability="sleeper", parts=PriceParts())
     async with Backplane(address.url, prefix=address.prefix) as other:
-        await other.place_bids("node-1", 1, [stale], ttl_s=5)
+        await other.place_bids("node-1", 3, [stale], ttl_s=5)
     second = await lab.submit(sleeper, {"name": "b"})
     lab.node("node-2", backplane=backplane, node_poll_idle_interval_s=60)
     await file_text(tmp_path / "begun-b")

@@ -79,7 +79,7 @@ async def test_a_worker_ends_before_its_lease_does(lab: NodeLab, sleeper: Templa
     intent = await lab.submit(sleeper)
     pid = await pid_of(tmp_path)
     await lab.stop_ledger()
-    await until(lambda: not is_alive(pid), deadline_s=1.5, what="the worker's end before the lease's")
+    await until(lambda: not is_alive(pid), deadline_s=2.0, what="the worker's end before the lease's")
     await lab.start_ledger()
     done = await lab.until(intent)
     assert (done.status, done.result) == ("succeeded", {"attempt": 2})

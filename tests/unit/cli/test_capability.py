@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from cli.main import app
 from cli.scaffold import Runtime, scaffold
-from cli.settings import ROOT
+from cli.settings import ROOT, shipped_capabilities
 from worker.capability_folder import load_capability
 
 run = CliRunner().invoke
@@ -74,6 +74,14 @@ def test_new_writes_into_the_last_folder_that_is_set(tmp_path: Path, monkeypatch
     assert run(app, ["capability", "new", "second", "--dir", str(tmp_path / "three")]).exit_code == 0
     assert (tmp_path / "two" / "first").is_dir()
     assert (tmp_path / "three" / "second").is_dir()
+
+
+def test_starting_with_the_new_folder_keeps_the_shipped_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The line to copy lists both."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("INTENTMESH_CAPABILITIES_DIR", raising=False)
+    done = run(app, ["capability", "new", "mine", "--dir", "elsewhere"])
+    assert f"INTENTMESH_CAPABILITIES_DIR={shipped_capabilities()}:{tmp_path / 'elsewhere'} intentmesh up" in done.stderr
 
 
 def test_a_name_that_cannot_be_one_gets_a_proposal(tmp_path: Path) -> None:

@@ -134,6 +134,14 @@ def test_an_unknown_capability_is_refused_before_the_first_word() -> None:
         conversation_with(Gateway(), capability="talk").begin(is_person=True)
 
 
+def test_a_capability_without_a_node_is_said_before_the_first_word(capsys: pytest.CaptureFixture[str]) -> None:
+    """Else the person would wait and not know for what."""
+    gateway = Gateway()
+    gateway.get = lambda _path, **_: {"items": [{"name": "chat", "is_available": False}]}  # type: ignore[method-assign]
+    conversation_with(gateway).begin(is_person=True)
+    assert "no node that offers chat is up" in capsys.readouterr().err
+
+
 def test_an_existing_thread_shows_its_last_turns(capsys: pytest.CaptureFixture[str]) -> None:
     """Ten of them, and how to see the rest."""
     conversation_with(Gateway(), "t").begin(is_person=True)

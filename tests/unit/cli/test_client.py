@@ -51,6 +51,21 @@ def test_a_refusal_says_code_field_detail_and_hint() -> None:
     assert caught.value.hint == "send less"
 
 
+def test_a_refusal_names_its_field_once() -> None:
+    """A gateway's detail may begin with the field already."""
+    problem = {"code": "invalid_request", "detail": "tenant_id: is too short", "field": "tenant_id"}
+    with pytest.raises(CallFailed, match=r"^tenant_id: is too short$"):
+        client_of(lambda _: httpx.Response(422, json=problem)).get("/admin/keys")
+
+
+def test_an_operators_call_says_where_the_token_is() -> None:
+    """The gateway speaks of a header; at the command line it is a setting."""
+    problem = {"code": "forbidden", "detail": "for those who run the mesh", "hint": "send it as the bearer"}
+    with pytest.raises(CallFailed) as caught:
+        client_of(lambda _: httpx.Response(403, json=problem)).get("/admin/keys")
+    assert "INTENTMESH_DATA_DIR" in (caught.value.hint or "")
+
+
 @pytest.mark.parametrize("body", [b"<html>", b"[]", b'{"detail": "x"}', b""])
 def test_an_error_without_problem_details_is_not_a_gateway(body: bytes) -> None:
     """Whatever else listens on the port is named as such."""

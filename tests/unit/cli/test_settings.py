@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import pytest
+from pydantic import ValidationError
 
+from cli.connection import operator_connect
 from cli.settings import CliSettings, shipped_capabilities
 from gateway.settings import GatewaySettings
+from mesh.contract.settings import bad_settings
 from mesh.settings import NodeSettings
 
 
@@ -40,3 +43,27 @@ def test_a_list_of_folders_replaces_both(monkeypatch: pytest.MonkeyPatch, tmp_pa
     """Relative ones are the caller's; a role may run elsewhere, so they become absolute."""
     monkeypatch.setenv("INTENTMESH_CAPABILITIES_DIR", "/a:b::~/c")
     assert CliSettings().capability_roots() == [Path("/a"), tmp_path / "b", Path.home() / "c"]
+
+
+def test_operators_calls_find_the_token_or_fall_back_to_the_key(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Set, else of the mesh in the data folder, else the caller's own key."""
+    shown: list[str | None] = []
+    monkeypatch.setattr("cli.connection.open_client", lambda _url, key: shown.append(key))
+    monkeypatch.setenv("INTENTMESH_API_KEY", "the key")
+    operator_connect()
+    (tmp_path / ".intentmesh").mkdir()
+    (tmp_path / ".intentmesh" / "mesh_token").write_text("of the folder\n")
+    operator_connect()
+    monkeypatch.setenv("INTENTMESH_MESH_TOKEN", "as set")
+    operator_connect()
+    assert shown == ["the key", "of the folder", "as set"]
+
+
+def test_an_address_without_a_scheme_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A node would else ask for ever and never say why."""
+    monkeypatch.setenv("INTENTMESH_LEDGER_URL", "127.0.0.1:8081")
+    with pytest.raises(ValidationError) as refused:
+        NodeSettings()
+    assert bad_settings(refused.value) == [("INTENTMESH_LEDGER_URL", "write an address such as http://host:port")]

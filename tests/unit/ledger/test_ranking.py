@@ -10,7 +10,16 @@ from ledger.ranking import Query, Vectors, rank, rank_by_recency, z_scores
 from ledger.words import counted_terms
 
 SETTINGS = ContextSettings()
-ALONE = ContextSettings(neighbour_share=0, second_neighbour_share=0, length_weight=0)
+ALONE = ContextSettings(
+    passage_weight=0,
+    session_weight=0,
+    session_best_weight=0,
+    speaker_weight=0,
+    date_weight=0,
+    neighbour_share=0,
+    second_neighbour_share=0,
+    length_weight=0,
+)
 
 
 def unit(*values: float) -> Vectors:
