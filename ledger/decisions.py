@@ -14,7 +14,13 @@ from mesh.contract.states import Event
 
 # The handler or the operator said no, in so many words: an answer, not an accident that a person must look at.
 ANSWERS = frozenset({Cause.HANDLER_REFUSED, Cause.MODEL_NOT_CONFIGURED})
-CANCELS = frozenset({Cause.CANCELLED, Cause.INTERRUPTED, Cause.ROLLED_BACK})
+# What a caller reads of a turn that was stopped, whoever stopped it.
+STOPPED = {
+    Cause.CANCELLED: "cancelled on request",
+    Cause.INTERRUPTED: "interrupted by a newer intent of its thread",
+    Cause.ROLLED_BACK: "rolled back for a newer intent of its thread",
+}
+CANCELS = frozenset(STOPPED)
 IMMEDIATE = frozenset({Cause.LEASE_LOST, Cause.NODE_DRAINED})
 # How the partial text of a turn that was stopped is marked; a rolled back one leaves nothing.
 MARKS = {Cause.CANCELLED: "cancelled", Cause.INTERRUPTED: "interrupted"}

@@ -13,7 +13,7 @@ from sqlalchemy import insert, select, update
 from sqlalchemy.ext.asyncio import AsyncConnection
 
 from ledger.aftermath import Aftermath, Herald
-from ledger.decisions import MARKS, Backoff, Verdict, judge
+from ledger.decisions import MARKS, STOPPED, Backoff, Verdict, judge
 from ledger.fence import held_by, stale
 from ledger.locked_thread import LockedThread
 from ledger.models import attempts, events, intents, now_ms, results, threads
@@ -49,6 +49,7 @@ class _Failure:
     usage: Usage
     log: AttemptLog
     partial: list[PreparedMessage] = field(default_factory=list)
+    hint: str | None = None
 
 
 async def _insert_result(
@@ -197,6 +198,7 @@ class Endings:
             failure.usage,
             cleaned_log(failure.log),
             await prepare_partial(facts["payload"], failure.partial_text),
+            None if failure.hint is None else cleaned_detail(failure.hint),
         )
         try:
             return await self._end(facts, reported, epoch=failure.epoch, node_id=failure.node_id)
@@ -294,9 +296,10 @@ class Endings:
             thread,
             intent,
             verdict,
-            failure.detail if verdict.cause is failure.cause else f"{verdict.cause} on request",
+            STOPPED.get(verdict.cause, failure.detail),
             aftermath,
             announce_again_ms=self._announce_again_ms,
+            hint=failure.hint if verdict.cause is failure.cause else None,
             partial=failure.partial,
         )
         await end_attempt(

@@ -17,7 +17,7 @@ from sqlalchemy.ext.asyncio import AsyncConnection
 from ledger import cursors
 from ledger.aftermath import Aftermath, Herald, announcement
 from ledger.context import ContextService
-from ledger.decisions import Verdict
+from ledger.decisions import STOPPED, Verdict
 from ledger.locked_thread import COUNTERS, LockedThread
 from ledger.models import attempts, intents, now_ms, results, threads
 from ledger.settings import LedgerSettings
@@ -301,7 +301,7 @@ class Intents:
                 thread,
                 intent,
                 verdict,
-                f"{cause} before it ran",
+                f"{STOPPED[cause]}, before it ran",
                 aftermath,
                 announce_again_ms=self._announce_again_ms,
             )

@@ -100,9 +100,9 @@ async def promote_next(
         aftermath.announced.append(announcement(row))
 
 
-def error_of(cause: Cause, detail: str) -> ErrorView:
-    """Return why there is no result, with the next step where one is known."""
-    return ErrorView(code=str(cause), detail=detail, hint=_HINTS.get(cause))
+def error_of(cause: Cause, detail: str, hint: str | None = None) -> ErrorView:
+    """Return why there is no result, with the next step: the worker's own, or the usual one where one is known."""
+    return ErrorView(code=str(cause), detail=detail, hint=hint or _HINTS.get(cause))
 
 
 async def settle(
@@ -115,6 +115,7 @@ async def settle(
     *,
     announce_again_ms: int,
     partial: Sequence[PreparedMessage] = (),
+    hint: str | None = None,
 ) -> tuple[State, int | None]:
     """Carry out a verdict: the intent's row, the partial turn, events, the next head. The caller flushes the thread.
 
@@ -144,7 +145,7 @@ async def settle(
         if is_due:
             aftermath.announced.append(announcement(intent))
     else:
-        error = error_of(verdict.cause, detail).model_dump()
+        error = error_of(verdict.cause, detail, hint).model_dump()
         values |= {"error": error, "finished_at_ms": thread.now_ms}
         thread.append(_KINDS[verdict.event], intent_id, {**error, "attempt": intent["attempt"]})
     changed = await connection.execute(

@@ -40,10 +40,11 @@ T = TypeVar("T")
 class _Failed(Exception):
     """The attempt is over without a result."""
 
-    def __init__(self, cause: Cause, detail: str, *, is_retryable: bool | None = None) -> None:
+    def __init__(self, cause: Cause, detail: str, *, is_retryable: bool | None = None, hint: str | None = None) -> None:
         super().__init__(detail)
         self.cause = cause
         self.detail = detail
+        self.hint = hint
         self.is_retryable = cause not in DETERMINISTIC_CAUSES if is_retryable is None else is_retryable
 
 
@@ -127,6 +128,7 @@ class Attempt:
             cause=failed.cause,
             detail=failed.detail[:DETAIL_CHARS_MAX],
             is_retryable=failed.is_retryable,
+            hint=failed.hint,
             partial_text="".join(self._partial),
             usage=usage,
             log=attempt_log,
@@ -225,8 +227,7 @@ class Attempt:
             case wire.Result():
                 self._result = frame
             case wire.Error():
-                detail = f"{frame.detail}\nhint: {frame.hint}" if frame.hint else frame.detail
-                raise _Failed(frame.cause, detail, is_retryable=self._is_retryable(frame))
+                raise _Failed(frame.cause, frame.detail, is_retryable=self._is_retryable(frame), hint=frame.hint)
 
     async def _call_model(self, call: wire.LlmChat, worker: Worker) -> None:
         async def on_delta(text: str) -> None:

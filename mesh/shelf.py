@@ -97,6 +97,8 @@ class Shelf:
     def _read_folders(self) -> dict[str, CapabilityFolder]:
         found: dict[str, CapabilityFolder] = {}
         for root in self._roots:
+            if not root.is_dir():  # it may come later
+                continue
             folders, broken = load_capabilities(root)
             found |= {folder.template.name: folder for folder in folders}
             for name, error in broken.items():

@@ -326,7 +326,10 @@ class CommitResult(Message):
 
 
 class FailAttempt(Message):
-    """An attempt that ended without a result. The ledger decides between retry, failed, dead and cancelled."""
+    """An attempt that ended without a result. The ledger decides between retry, failed, dead and cancelled.
+
+    `hint` is the next step as the worker knows it; None leaves it to the ledger.
+    """
 
     kind: Literal["intent.fail"] = "intent.fail"
     node_id: str
@@ -334,6 +337,7 @@ class FailAttempt(Message):
     cause: Cause
     detail: str
     is_retryable: bool
+    hint: str | None = None
     partial_text: str = ""
     usage: Usage = Field(default_factory=Usage)
     log: AttemptLog = Field(default_factory=AttemptLog)

@@ -100,5 +100,5 @@ async def test_a_chat_without_a_model_says_how_to_set_one(mesh: RunningMesh) -> 
     """The failure is not tried again, and its text is the next step."""
     answer = await mesh.submit("chat", {"text": "hello"})
     assert (answer["status"], answer["error"]["code"]) == ("failed", "model_not_configured")
-    assert "INTENTMESH_LLM_BASE_URL" in json.dumps(answer["error"])
+    assert "INTENTMESH_LLM_BASE_URL" in answer["error"]["hint"]
     assert len((await mesh.intent(answer["intent_id"]))["attempts"]) == 1
