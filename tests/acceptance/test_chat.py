@@ -13,7 +13,8 @@ from typing import Any
 import httpx
 import pytest
 from support import local_model
-from support.running_mesh import ROOT, RunningMesh, eventually, processes_in
+from support.process_list import processes_in
+from support.running_mesh import ROOT, RunningMesh, eventually
 from support.scripted_model import ScriptedModel
 
 FACT = "My locker number is 4711."

@@ -12,7 +12,8 @@ from typing import Any
 
 import httpx
 import pytest
-from support.running_mesh import ROOT, eventually, free_port, processes_in
+from support.process_list import processes_in
+from support.running_mesh import ROOT, eventually, free_port
 
 START_TIMEOUT_S = 60.0
 STOP_TIMEOUT_S = 30.0

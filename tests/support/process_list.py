@@ -1,25 +1,36 @@
 """What processes there are, as /proc tells it, without the product's own code."""
 
 import asyncio
+import os
 import time
 from pathlib import Path
 
 
-def processes_of(directory: Path) -> list[int]:
-    """Return the living processes that name `directory` in their environment or work in it."""
-    found = []
-    for process in Path("/proc").iterdir():
-        if not process.name.isdigit():
+def processes_in(folder: Path) -> dict[int, str]:
+    """Return pid → command line of every live process whose environment, arguments or directory name `folder`."""
+    needle = str(folder).encode()
+    found = {}
+    for entry in Path("/proc").iterdir():
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
             continue
         try:
-            state = (process / "stat").read_text().rpartition(")")[2].split()[0]
-            is_ours = str(directory).encode() in (process / "environ").read_bytes()
-            is_inside = str((process / "cwd").readlink()).startswith(str(directory))
+            if (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
+                continue
+            command = (entry / "cmdline").read_bytes()
+            if (
+                needle in command
+                or needle in (entry / "environ").read_bytes()
+                or needle in bytes((entry / "cwd").readlink())
+            ):
+                found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
         except OSError:
             continue
-        if state != "Z" and (is_ours or is_inside):
-            found.append(int(process.name))
     return found
+
+
+def processes_of(directory: Path) -> list[int]:
+    """Return the living processes that have to do with `directory`."""
+    return list(processes_in(directory))
 
 
 def is_alive(pid: int) -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any, Self
 
 import httpx
+from support.process_list import processes_in
 
 ROOT = Path(__file__).resolve().parents[2]
 START_TIMEOUT_S = 60.0
@@ -28,28 +29,6 @@ def free_port() -> int:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
-
-
-def processes_in(folder: Path) -> dict[int, str]:
-    """Return pid → command line of every live process whose environment, arguments or directory name `folder`."""
-    needle = str(folder).encode()
-    found = {}
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            if (entry / "stat").read_text().rpartition(")")[2].split()[0] == "Z":
-                continue
-            command = (entry / "cmdline").read_bytes()
-            if (
-                needle in command
-                or needle in (entry / "environ").read_bytes()
-                or needle in bytes((entry / "cwd").readlink())
-            ):
-                found[int(entry.name)] = command.replace(b"\0", b" ").decode(errors="replace")
-        except OSError:
-            continue
-    return found
 
 
 async def eventually(condition: Any, *, timeout_s: float, what: str | Callable[[], str]) -> Any:
