@@ -115,6 +115,7 @@ class NodeLab:
             "node_id": node_id,
             "node_slots": 4,
             "node_standby": 1,
+            "lease_margin_s": 0.3,  # the ledger's lease is short here, and a busy machine must not use it up
             "data_dir": self.folder / node_id,
             "capabilities_dir": str(self.capabilities),
             "capabilities_reload_s": 0.05,

@@ -85,7 +85,9 @@ async def test_a_refusal_is_explained(
     start(lab, model.url)
     done = await lab.run(asker)
     assert (done.status, len(done.attempts), done.attempts[0].cause) == (outcome, attempts, "model_failed")
-    assert text in (done.attempts[0].detail or "")
+    assert done.error is not None
+    assert text in f"{done.error.detail} {done.error.hint}"
+    assert "hint" not in done.error.detail
 
 
 @pytest.mark.parametrize("ending", ["cut", "end", "garbage", "error"])
@@ -107,7 +109,8 @@ async def test_a_server_that_is_not_there_is_named(lab: NodeLab, asker: Template
     start(lab, f"http://127.0.0.1:{free_port()}/v1")
     dead = await lab.run(asker)
     assert (dead.status, len(dead.attempts)) == ("dead", 2)
-    assert "INTENTMESH_LLM_BASE_URL" in (dead.attempts[0].detail or "")
+    assert dead.error is not None
+    assert "INTENTMESH_LLM_BASE_URL" in (dead.error.hint or "")
 
 
 async def test_no_model_is_an_answer(lab: NodeLab, asker: Template) -> None:
@@ -115,7 +118,8 @@ async def test_no_model_is_an_answer(lab: NodeLab, asker: Template) -> None:
     lab.node()
     failed = await lab.run(asker)
     assert (failed.status, failed.attempts[0].cause) == ("failed", "model_not_configured")
-    assert "INTENTMESH_LLM_BASE_URL" in (failed.attempts[0].detail or "")
+    assert failed.error is not None
+    assert "INTENTMESH_LLM_BASE_URL" in (failed.error.hint or "")
 
 
 async def test_a_handler_may_go_on_without_the_model(lab: NodeLab, model: ScriptedModel) -> None:

@@ -141,7 +141,7 @@ async def test_an_award_for_an_unknown_capability_is_declined(
     assert (await lab.until(await lab.submit(probe))).status == "succeeded"
 
 
-@pytest.mark.parametrize("lab", [{"retry_backoff_s": 0, "announce_again_s": 60}], indirect=True)
+@pytest.mark.parametrize("lab", [{"retry_backoff_s": 0, "announce_again_s": 60, "lease_ttl_s": 60}], indirect=True)
 async def test_a_retry_awarded_to_its_own_node_is_not_lost(lab: NodeLab, backplane: Backplane) -> None:
     """The award may come before the node has put the earlier attempt away: it is taken up afterwards."""
     probe = lab.capability(
