@@ -11,6 +11,8 @@ from support.running_mesh import eventually
 
 from mesh.contract.template import Template
 
+LEASE_TTL_S = 2.0
+
 
 @pytest.fixture
 def sleeper(lab: NodeLab, tmp_path: Path) -> Template:

@@ -14,6 +14,8 @@ from ledger.models import intents, nodes
 from mesh import outcome as outcome_module
 from mesh.contract.template import Template
 
+LEASE_TTL_S = 2.0
+
 
 @pytest.fixture
 def sleeper(lab: NodeLab, tmp_path: Path) -> Template:
