@@ -20,6 +20,8 @@ from mesh.contract.template import Template
 
 Starter = Callable[..., "subprocess.Popen[bytes]"]
 
+LEASE_TTL_S = 2.0
+
 
 @pytest.fixture
 async def start(lab: NodeLab) -> AsyncIterator[Starter]:
